@@ -62,7 +62,7 @@ inline double own_megabytes() {
   return 0;
 }
 
-/// The flags of a benchmark that trains. A size of 0 stands for the model's default.
+/// The flags of a benchmark that trains. A size of 0 means the model's default.
 struct TrainingFlags {
   std::string model = "mlp", dtype = "fp32";
   int steps = 12, warmup = 4;

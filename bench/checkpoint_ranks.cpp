@@ -1,4 +1,5 @@
-// Measures saves and loads of checkpoints: one line of JSON for each operation. bench/checkpoint runs it, and the same by PyTorch.
+// Measures saves and loads of checkpoints: one line of JSON for each operation. bench/checkpoint runs it, and measures the same with
+// PyTorch.
 #include <ATen/ATen.h>
 #include <fcntl.h>
 #include <fmt/format.h>

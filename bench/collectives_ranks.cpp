@@ -48,7 +48,7 @@ void run() {
     report(world, name, "reduce_scatter", bytes, seconds(world, [&] { world.reduce_scatter(std::span(&piece, 1)).wait(); }));
     report(world, name, "all_reduce", bytes, seconds(world, [&] { world.all_reduce(other).wait(); }));
     if (world.traits().name != "shm") continue;
-    // Gradients in shared memory: the caller has packed them, so only the sum is left.
+    // Gradients in shared memory: the caller has packed them, so only the sum is measured.
     const auto slots = GradientSlots::of(world);
     const auto turn = GradientSlots::make_turn();
     const GradientPlan plan{.numel = numel, .dtype = at::kFloat, .device = at::kCPU};

@@ -15,7 +15,7 @@ namespace {
 using namespace tessera;
 
 const DeferredInitOptions kWithoutDraws = {.seed = 1};  // with a seed, making the model draws no random numbers
-constexpr int kSteps = 3;  // the first step makes moments; the compiler takes the program that comes twice
+constexpr int kSteps = 3;  // the first step makes the optimizer's moments; the later steps have one program, which is compiled
 
 struct Flags {
   std::string model = "vit-10b", dtype = "fp32";

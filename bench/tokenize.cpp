@@ -1,4 +1,5 @@
-// Encodes a file by a tokenizer and prints the speed as one line of JSON. bench/tokens runs it, and the same by Hugging Face's library.
+// Encodes a file by a tokenizer and prints the speed as one line of JSON. bench/tokens runs it, and measures the same with Hugging Face's
+// library.
 #include <fmt/format.h>
 #include <tessera/base/input_file.h>
 #include <tessera/llm/gguf_model.h>

@@ -1,5 +1,5 @@
 // Trains one of the benchmarks' models on random data, and prints time and memory of a step as one line of JSON. bench/compare and
-// bench/gpu run it, and the same by other systems.
+// bench/gpu run it, and measure the same with other systems.
 #include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -239,7 +239,7 @@ void run(const Flags& flags) {
   auto optimizer = make_optimizer(flags, *subject.module);
   const auto batch_size = or_else(flags.batch, subject.batch);
   torch::manual_seed(1 + world.rank());
-  // Users of plain libtorch take autocast for lower precision.
+  // With plain libtorch, autocast is the usual way to lower precision.
   const bool autocast = flags.whole && flags.is_narrow() && !flags.narrow_parameters;
   at::autocast::set_autocast_enabled(kind, autocast);
   const auto draw = [&] {

@@ -11,7 +11,7 @@ int main() {
   const auto shard = at::full({n}, static_cast<float>(world.rank()));
   const tessera::Piece piece{.whole = at::empty({world.size() * n}), .own = shard};
   auto work = world.all_gather(std::array{piece}, {.unit = "layers.3", .version = step});
-  // ... other work meanwhile
+  // ... do other work meanwhile
   work.wait();
   if (world.rank() == 0) std::printf("the sum of all parts is %g\n", piece.whole.sum().item<double>());
 }

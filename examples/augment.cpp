@@ -14,7 +14,7 @@ int main() {
       data::Sampler({.size = images.size(), .global_batch = 96, .local_ranks = world.local_ranks(), .ranks = world.size(), .seed = 1}),
       [&](std::span<const int64_t> numbers, std::span<const uint64_t> seeds) {
         auto batch = data::pick(images, numbers);
-        for (int64_t i = 0; i < batch.size(); i++) {  // each image is mirrored or not, in every epoch anew
+        for (int64_t i = 0; i < batch.size(); i++) {  // whether an image is mirrored is drawn anew in every epoch
           std::mt19937_64 random(seeds[static_cast<size_t>(i)]);
           if (random() % 2 == 0) batch.inputs[i] = batch.inputs[i].flip(1);
         }

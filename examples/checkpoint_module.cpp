@@ -17,7 +17,7 @@ struct Stack : torch::nn::Module {
   }
   torch::Tensor forward(torch::Tensor x) {
     for (const auto& each : *blocks) x = call(each->as<torch::nn::Linear>(), x).relu();  // in place of each->forward(x)
-    return head(x);                                                                      // the holder is a call by itself
+    return head(x);                                                                      // is call(head, x), because head is a Called
   }
 };
 

@@ -1,5 +1,5 @@
 // A model that no rank ever holds as a whole: tessera launch -n 2 deferred_init [WEIGHTS.safetensors]
-// It is made without memory, and then drawn part by part, or loaded from a file.
+// The model is made without memory. Then its values are drawn part by part, or loaded from a file.
 #include <tessera/models/gpt.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>

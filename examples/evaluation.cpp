@@ -16,7 +16,7 @@ double evaluate(models::Mlp& model, data::Loader& test, const Communicator& worl
     accuracy.add(train::accuracy(model(batch.inputs).narrow(0, 0, own), batch.targets.narrow(0, 0, own)), own);
   }
   model->train();
-  return accuracy.value(world);  // over the samples of all ranks
+  return accuracy.value(world);  // the mean over the samples of all ranks
 }
 
 int main() {

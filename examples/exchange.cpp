@@ -33,7 +33,7 @@ int main() {
   double last = 0;
   for (int step = 0; step < 40; step++) {
     const auto x = torch::randn({8, 8}).repeat_interleave(2, 0) + 0.1 * torch::randn({16, 8});
-    const auto features = nn::all_gather(model->forward(x), world);  // of the batches of all ranks
+    const auto features = nn::all_gather(model->forward(x), world);  // the features of the batches of all ranks
     const auto loss = pair_loss(features);                           // the same on every rank
     loss.backward();
     {
@@ -41,7 +41,7 @@ int main() {
       const auto whole = full_params(*model, Access::Write, WithGradients::Yes);  // all ranks must make the same change
       auto gradient = model->head->weight.grad();
       gradient.sub_(gradient.mean());
-      model->body->bias.mutable_grad() = at::Tensor();  // no gradient any more
+      model->body->bias.mutable_grad() = at::Tensor();  // removes the gradient
     }
     optimizer.step();
     optimizer.zero_grad();

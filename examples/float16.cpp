@@ -21,9 +21,9 @@ int main() {
     const auto x = torch::randn({16, 32});
     const auto loss = torch::cross_entropy_loss(model(x).to(torch::kFloat), x.slice(1, 0, 4).argmax(1));
     scaler.scale(loss).backward();
-    scaler.unscale_(optimizer);  // only because the gradients are clipped
+    scaler.unscale_(optimizer);  // needed only because the gradients are clipped
     optimizer.clip_grad_norm(1.0);
-    scaler.step(optimizer);  // left out on all ranks if a gradient is inf or NaN on one
+    scaler.step(optimizer);  // leaves out the step on all ranks if a gradient is inf or NaN on one rank
     scaler.update();
     optimizer.zero_grad();
     last = loss.item<double>();

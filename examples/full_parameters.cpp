@@ -18,7 +18,7 @@ int main() {
     const torch::NoGradGuard no_grad;
     const auto whole = full_params(*model, Access::Write);  // all ranks must make the same change
     model->head->weight.mul_(0.5);
-    const auto* values = model->head->weight.data_ptr<float>();  // raw pointers are good as long as `whole` is there
+    const auto* values = model->head->weight.data_ptr<float>();  // raw pointers are valid as long as `whole` exists
     if (world.rank() == 0) std::printf("first weight of the head: %g\n", static_cast<double>(values[0]));
   }
 

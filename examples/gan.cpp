@@ -38,7 +38,7 @@ int main() {
     loss_of(fake, 1).backward();
     for_generator.step();
     for_generator.zero_grad();
-    for_discriminator.zero_grad();  // because this pass has given it gradients, too
+    for_discriminator.zero_grad();  // because the generator's backward pass has given the discriminator gradients, too
   }
   const auto made = gan->generator->forward(torch::randn({256, 8})).mean().item<double>();
   if (world.rank() == 0) std::printf("the mean of what is made is %.1f, that of the data 3.0\n", made);

@@ -21,7 +21,7 @@ int main() {
     int own = 0, all = 0;
     for (const auto& parameter : parameters(*model)) {
       own += static_cast<int>(shard_info(parameter)->numel);
-      all += static_cast<int>(full_parameter(parameter).numel());  // the whole one, on every rank
+      all += static_cast<int>(full_parameter(parameter).numel());  // full_parameter() returns the whole parameter on every rank
     }
     if (world.rank() == 0) {
       std::printf("rank 0 of %d is in a row of %d and holds %d of %d values\n", world.size(), mesh.shard().size(), own, all);

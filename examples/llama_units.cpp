@@ -21,7 +21,7 @@ void measure(const char* name, llm::Units units, bool last_stays, const Communic
   Model model(kConfig);
   const ShardOptions options{.mesh = world, .start = Start::FromRank0, .residence = Residence::Gathered};
   auto of_ends = options;
-  if (last_stays) of_ends.reshard_after_forward = false;  // backward begins with it
+  if (last_stays) of_ends.reshard_after_forward = false;  // backward begins with this unit
   llm::shard_ends(model, of_ends, units);
   fully_shard(model, options, wrap_classes({"LlamaDecoderLayer"}));
   optim::SGD optimizer(parameters(*model), {.lr = 0.1});

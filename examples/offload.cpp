@@ -24,7 +24,7 @@ int main() {
     optimizer.zero_grad();
     average.update();
   }
-  const auto swapped = average.swapped();  // until its end, the model has the average in place of its own weights
+  const auto swapped = average.swapped();  // while `swapped` exists, the model has the average in place of its own weights
   const torch::NoGradGuard no_grad;
   const auto loss = torch::cross_entropy_loss(model(x), targets).item<double>();
   if (world.rank() == 0) std::printf("loss of the average: %.3f\n", loss);

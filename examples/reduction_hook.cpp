@@ -13,7 +13,7 @@ void compress(const PackedGradient& gradient) {
   const auto narrow = gradient.whole.to(torch::kBFloat16);
   const Piece piece{.whole = narrow, .own = gradient.shard};
   gradient.mesh.shard().reduce_scatter(std::span(&piece, 1), {.op = Reduce::Mean}, {.unit = gradient.unit}).wait();
-  // Without replicas, this is a group of one.
+  // Without replicas, replicate() is a group of one rank.
   gradient.mesh.replicate().all_reduce(gradient.shard, {.op = Reduce::Mean}, {.unit = gradient.unit}).wait();
 }
 

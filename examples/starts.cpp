@@ -11,7 +11,7 @@ torch::nn::Sequential make() {
   return torch::nn::Sequential(torch::nn::Linear(64, 32), torch::nn::BatchNorm1d(32), torch::nn::Linear(32, 8));
 }
 
-struct Table : torch::nn::Module {  // its parameters are on the meta device, without values
+struct Table : torch::nn::Module {  // the parameter is on the meta device, without values
   at::Tensor rows = register_parameter("rows", torch::empty({64, 32}, torch::kMeta));
 };
 

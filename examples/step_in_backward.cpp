@@ -12,7 +12,7 @@ int main() {
   tessera::fully_shard(model, {.mesh = world}, tessera::wrap_classes({"Linear"}));
   tessera::optim::AdamW optimizer(model->parameters(), {.lr = 1e-3});
 
-  optimizer.step_in_backward();  // until step_after_backward()
+  optimizer.step_in_backward();  // holds until step_after_backward() is called
   const auto x = torch::randn({16, 64}), targets = torch::randint(4, {16}, torch::kLong);
   for (int step = 0; step < 10; step++) {
     const auto loss = torch::cross_entropy_loss(model(x), targets);

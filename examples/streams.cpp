@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
   while (loader.position().epoch < 40) {
     for (const auto& batch : loader) {
       loss = torch::mse_loss(model->forward(batch.inputs), batch.targets);
-      trainer.backward(loss);  // counts by the samples that this rank has of the batch
+      trainer.backward(loss);  // weights the loss by the number of samples that this rank has of the batch
       trainer.step();
     }
   }

@@ -34,7 +34,7 @@ int main() {
       (own / kMicroBatches).backward();  // gradients add up in the shards
       loss.add(own, x.size(0));
     }
-    const auto norm = optimizer.clip_grad_norm(1.0).item<double>();  // of the mean gradient, over all ranks
+    const auto norm = optimizer.clip_grad_norm(1.0).item<double>();  // the norm of the gradient averaged over all ranks
     optimizer.set_lr(rate.at(step - 1));
     if (std::isfinite(norm)) {
       optimizer.step();

@@ -18,9 +18,9 @@ int main() {
   torch::manual_seed(2 + world.rank());  // different batches on every rank
   double last = 0;
   for (int step = 0; step < 20; step++) {
-    const auto first = unshard(*model->blocks[0]);  // the ranks gather it while this one makes its batch
+    const auto first = unshard(*model->blocks[0]);  // the ranks gather the unit while this rank makes its batch
     const auto x = torch::randn({16, 64});
-    first.wait();  // may be left out
+    first.wait();  // may be left out: the first operator that needs the unit waits as well
     const auto loss = torch::cross_entropy_loss(model(x), x.slice(1, 0, 4).argmax(1));
     loss.backward();
     optimizer.step();

@@ -12,14 +12,14 @@ using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
 
 void blocks_and_the_rest(models::Gpt& model, const ShardOptions& options) {
   for (auto& block : *model->blocks) fully_shard(block, options);
-  fully_shard(model, options);  // what is left is one unit: embeddings, norm and head
+  fully_shard(model, options);  // makes one unit of what is left: embeddings, norm and head
 }
 
 void each_apart(models::Gpt& model, const ShardOptions& options) {
   for (const auto& module : Modules{model->tokens.ptr(), model->positions.ptr(), model->norm.ptr(), model->head.ptr()}) {
     fully_shard(module, options);
   }
-  blocks_and_the_rest(model, options);  // nothing is left: no unit, but the units now belong to one model
+  blocks_and_the_rest(model, options);  // nothing is left, so this call makes no unit, but joins the units to one model
 }
 
 void lists(models::Gpt& model, const ShardOptions& options) {

@@ -1,5 +1,5 @@
 // A module that is sharded over four XLA devices, a quarter on each: xla_sharded
-// Parameters, gradients and optimizer state; one program a step gathers, trains and frees.
+// Each device has a quarter of parameters, gradients and optimizer state. One program per step gathers, trains and frees.
 #include <tessera/tessera.h>
 #include <tessera/xla/init.h>
 #include <torch/torch.h>

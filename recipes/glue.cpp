@@ -59,7 +59,7 @@ Model make_model(const Flags& flags, const BertConfig& config, Trainer& trainer)
                               .renamed = model->renames()});
   }
   trainer.prepare(model);
-  trainer.set_seed(flags.seed + 1, {.device_specific = true});  // each rank drops out other values
+  trainer.set_seed(flags.seed + 1, {.device_specific = true});  // so that dropout differs between ranks
   return model;
 }
 
@@ -78,8 +78,8 @@ Scores scores_over(Model& model, int64_t pairs, const data::Fetch& fetch, int wo
                                             .order = data::Order::AsStored,
                                             .tail = data::Tail::Fill}),
                       fetch, {.workers = workers});
-  const auto counts =
-      torch::zeros({2, 2}, torch::TensorOptions(trainer.world().traits().device).dtype(torch::kDouble));  // of labels and answers
+  const auto counts = torch::zeros(
+      {2, 2}, torch::TensorOptions(trainer.world().traits().device).dtype(torch::kDouble));  // counts of pairs, by label and answer
   for (const auto& batch : trainer.evaluation(model, loader)) {
     const auto [labels, answers] = trainer.gather_for_metrics({batch.targets, scores_of(model, batch).argmax(1)}, batch);
     counts.index_put_({labels, answers}, torch::ones({}, counts.options()), /*accumulate=*/true);

@@ -28,10 +28,10 @@ struct Batch {
 };
 
 struct Source {
-  std::filesystem::path path;  // of a model, or of the folder that describes a new one
+  std::filesystem::path path;  // the path of a model, or of a folder that describes a new model
   models::LlamaConfig config;
   data::Tokenizer tokenizer;
-  int64_t length;  // of rows
+  int64_t length;  // tokens in a row
 
   explicit Source(const Flags& flags)
       : path(flags.model.empty() ? flags.config : flags.model),
@@ -52,7 +52,7 @@ llm::PackedRows rows_of(const std::filesystem::path& file, const Flags& flags, c
 
 using Settings = std::map<std::string, std::string>;
 
-/// The settings that flags make. They win over the configuration.
+/// Converts flags to settings, which win over the configuration.
 Settings settings_of(const Flags& flags) {
   Settings settings;
   if (!flags.method.empty()) settings["tessera_lora_dora"] = flags.method == "dora" ? "true" : "false";
@@ -107,7 +107,7 @@ void expect_use(const Flags& flags, const models::LlamaConfig& config, const Mod
   }
 }
 
-/// Sets the sharding options of a model: loads its weights after sharding, or draws the same weights on all ranks.
+/// Makes the units that --units names. Sets ShardOptions::start: weights are loaded after sharding, or all ranks draw the same weights.
 void prepare_units(const Flags& flags, const Trainer& trainer, Model& model, ShardOptions& options) {
   options.start = flags.model.empty() ? Start::Equal : Start::Loaded;
   const auto units = llm::units_named(flags.units);
@@ -128,7 +128,7 @@ double loss_over(Model& model, const llm::PackedRows& rows, const Flags& flags, 
                                             .order = data::Order::AsStored,
                                             .tail = data::Tail::Fill}),
                       rows, {.workers = flags.workers, .target_of_repeats = llm::kIgnored});
-  auto sums = at::zeros({2}, torch::TensorOptions(trainer.world().traits().device).dtype(torch::kDouble));  // of losses, and of tokens
+  auto sums = at::zeros({2}, torch::TensorOptions(trainer.world().traits().device).dtype(torch::kDouble));  // losses, and tokens
   for (const auto& samples : trainer.evaluation(model, loader)) {
     const Batch batch(samples);
     const auto loss = model->loss(batch.tokens, batch.targets, {.rows_at_once = flags.rows_at_once}, {.positions = batch.positions});

@@ -15,7 +15,7 @@ struct Flags : RecipeFlags {
 
   std::filesystem::path model, config, data, eval_data, output, gguf, adapter;
   std::string optimizer = "adamw";
-  // Of adapters. If a flag is not given, the key of the configuration applies.
+  // Flags for adapters. If one is not given, the key of the configuration applies.
   std::string method;
   std::optional<std::string> quantisation, target_modules;
   std::optional<int64_t> rank;

@@ -7,7 +7,7 @@
 #include "recipe_flags.h"
 
 struct Flags : ExampleFlags {
-  Flags() { run = {.epochs = 2, .save_epochs = false}; }  // the recipe saves when buffers are the same on all ranks
+  Flags() { run = {.epochs = 2, .save_epochs = false}; }  // the recipe itself saves, where buffers are the same on all ranks
 
   std::filesystem::path datadir = "/usr/share/datasets/fashion-mnist";
   bool replicated = false;

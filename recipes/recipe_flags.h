@@ -56,7 +56,7 @@ inline std::string consolidate(const tessera::train::Run& run, const ExampleFlag
   return file;
 }
 
-/// For recipes that measure an accuracy.
+/// Adds --target-accuracy, for recipes that measure an accuracy.
 inline void add_target_flag(CLI::App& app, RecipeFlags& flags) {
   app.add_option("--target-accuracy", flags.target, "In percent; if the accuracy is lower, the exit status is 21")
       ->check(tessera::cli::from_to(0.0, 100.0));

@@ -55,7 +55,8 @@ void make_last(const fs::path& path) {
   }
 }
 
-/// Returns the path, or the target of a symbolic link. Throws IoError if a write must not replace what is there, such as a device.
+/// Returns the path, or its target if it is a symbolic link. Throws IoError if something else than a regular file is there, such as a
+/// device, because a write would replace it.
 fs::path target_of(fs::path path) {
   if (object_path(path)) return path;
   std::error_code none;
@@ -79,7 +80,7 @@ class NewFile::Uploading {
   void write(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       auto& part = number_ == 0 ? first_ : next_;
-      // Only part 0 can be overwritten, so it takes all of the first write.
+      // Only part 0 can be overwritten, so it takes all bytes of the first write().
       const auto room = part.empty() && number_ == 0 ? std::max(bytes.size(), upload_part(0)) : upload_part(number_) - part.size();
       const auto count = std::min(bytes.size(), room);
       part.insert(part.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(count));
@@ -113,7 +114,7 @@ class NewFile::Uploading {
   const std::unique_ptr<Upload> upload_;
   const fs::path path_;
   std::vector<std::byte> first_, next_;
-  int number_ = 0;  // of the part that is being filled
+  int number_ = 0;  // the part that is being filled
 };
 
 NewFile::NewFile(fs::path path) : path_(target_of(std::move(path))), part_(unfinished_path(path_)) {
@@ -235,7 +236,7 @@ NewFolder::NewFolder(fs::path path, fs::path part, std::optional<NamedLock> lock
 NewFolder::~NewFolder() {
   try {
     if (pending_ && (!made_ || is_at(made_, part_))) remove_tree(part_);
-  } catch (...) {  // a folder that stays is not a complete checkpoint
+  } catch (...) {  // the folder stays; it is incomplete, so it does not count as a checkpoint
   }
 }
 

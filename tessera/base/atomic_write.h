@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-/// PATH.part: the name of a file or folder until it is complete. In a Storage it is PATH itself, because nothing is renamed there: a file
-/// appears when it is complete, and a folder is complete when it has the file that is written last.
+/// Returns PATH.part, the name of a file or folder until it is complete. In a Storage, where nothing can be renamed, returns PATH itself: a
+/// file appears only when it is complete, and a folder is complete when it has the file that is written last.
 std::filesystem::path unfinished_path(const std::filesystem::path& path);
 
 /// A file that is written as PATH.part. commit() renames it to PATH and replaces a file of that name; without commit() the destructor
@@ -29,10 +29,10 @@ class NewFile : NoCopy {
   /// The name of the file until commit().
   const std::filesystem::path& part() const { return part_; }
   void write(std::span<const std::byte> bytes);
-  /// Leaves room for so many bytes, which an UnfinishedFile writes.
+  /// Leaves room for `bytes` more bytes, which an UnfinishedFile writes.
   void reserve(uint64_t bytes);
-  /// Closes the file until overwrite() or commit(), because a process can't have many files open at once. The lock of the file ends for
-  /// good.
+  /// Closes the file until overwrite() or commit() opens it again, because a process can't have many files open at once. The file stays
+  /// unlocked from then on.
   void set_aside();
   /// Replaces bytes that have been written.
   void overwrite(uint64_t offset, std::span<const std::byte> bytes);
@@ -84,8 +84,8 @@ class NewFolder : NoCopy {
 
  private:
   std::filesystem::path path_, part_;
-  std::optional<NamedLock> lock_;  // none in a Storage
-  Fd made_;                        // the open folder, to tell it from one that somebody else has put in its place
+  std::optional<NamedLock> lock_;  // unset in a Storage
+  Fd made_;                        // the open folder, to notice if somebody else puts another one in its place
   bool pending_ = true;
 };
 

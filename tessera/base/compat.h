@@ -34,7 +34,7 @@ auto make_node(Args&&... args) {
 }
 
 /// Returns a kind of thread-local debug information that only Tessera uses. `name` must last as long as the process. In older versions a
-/// kind is a number, of which libtorch uses the first few and the last; in newer ones it is the address of a name.
+/// kind is a number, of which libtorch uses the first few and the last; in newer versions it is the address of a name.
 template <class Kind = c10::DebugInfoKind>
 constexpr Kind debug_info_kind(const std::string_view& name) {
   if constexpr (std::is_enum_v<Kind>) {
@@ -61,8 +61,8 @@ struct WriteGuard {
   friend Member member(WriteGuard);
 };
 
-// libtorch's own functions either can't remove the guard below (2.11) or lose its message with it. These explicit instantiations reach
-// the private members, because access is not checked in them.
+// libtorch's own functions either can't remove the guard that guard_storage() sets (2.11), or lose its message when they do. These explicit
+// instantiations reach the private members, because access is not checked in them.
 template struct Expose<ReadGuard, &c10::StorageImpl::throw_on_immutable_data_ptr_>;
 template struct Expose<WriteGuard, &c10::StorageImpl::has_mutable_data_ptr_check_>;
 

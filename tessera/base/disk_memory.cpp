@@ -26,7 +26,8 @@
 namespace tessera {
 namespace {
 
-/// Opens a file that is gone when it is closed. Returns an empty Fd, with the reason in errno, if the folder can have no such file.
+/// Opens a file without a name, which disappears when it is closed. If that is not possible in the folder, returns an empty Fd, with the
+/// reason in errno.
 Fd nameless_file(const std::filesystem::path& folder) {
   Fd file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (file || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return file;
@@ -63,7 +64,7 @@ class Mapped {
   /// Advises the system about the pages that lie wholly inside both the bytes and a mapped part.
   void advise(const void* from, size_t bytes, int advice) noexcept {
     if (count_ == 0) return;
-    const std::lock_guard lock(mutex_);  // held to the end: a part that is unmapped meanwhile could be somebody else's memory by then
+    const std::lock_guard lock(mutex_);  // held until madvise() returns, so that nobody unmaps the part before
     auto begin = reinterpret_cast<uintptr_t>(from);
     auto end = begin + bytes;
     auto part = ends_.upper_bound(begin);
@@ -76,7 +77,7 @@ class Mapped {
 
  private:
   std::mutex mutex_;
-  std::map<uintptr_t, uintptr_t> ends_;  // the end of each part, by its begin
+  std::map<uintptr_t, uintptr_t> ends_;  // maps the begin of each part to its end
   std::atomic<size_t> count_ = 0;
 };
 

@@ -12,7 +12,7 @@ namespace tessera {
 struct DiskMemoryOptions {
   /// The folder of the files, which have no names and are deleted with the memory. Empty: TMPDIR, or /tmp.
   std::filesystem::path folder = {};
-  double fraction = 1;  // of the bytes; the rest is ordinary memory
+  double fraction = 1;  // the fraction of the bytes that is on disk; the rest is ordinary memory
 };
 
 /// Returns options.folder, or the folder for temporary files if it is empty.
@@ -25,7 +25,7 @@ void expect_sensible(const DiskMemoryOptions& options);
 /// `what` names the data in that error.
 at::DataPtr allocate_on_disk(size_t bytes, const DiskMemoryOptions& options, std::string_view what);
 
-// These two take any memory, and do nothing unless it is disk-backed.
+// The functions below take any memory, and do nothing with memory that is not from allocate_on_disk().
 
 /// Gives the pages back to the system. Their values stay in the file, and are read again when somebody uses them.
 void evict_pages(const void* begin, size_t bytes) noexcept;

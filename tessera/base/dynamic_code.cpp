@@ -14,9 +14,9 @@ namespace {
 
 constexpr int kExponents = 7;
 
-/// Divides the range from a tenth of each power of ten to that power into equal steps, and takes their middles. The smallest power has one
-/// step, or two if unsigned, and each other power twice as many as the one below. Uses the operators that bitsandbytes uses, so that the
-/// bits are the same.
+/// Returns 0, 1 and, for each power of ten from 1e-6 to 1, the middles of equal steps between a tenth of that power and the power; if
+/// signed, also the negated middles. The smallest power has one step, or two if unsigned, and each further power has twice as many steps as
+/// the one before. Uses the operators that bitsandbytes uses, so that the bits are the same.
 std::vector<float> values_of(bool is_signed) {
   std::vector<float> all = {0, 1};
   for (int i = 0; i < kExponents; i++) {

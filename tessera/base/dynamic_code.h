@@ -11,9 +11,9 @@ namespace tessera {
 class DynamicCode {
  public:
   static constexpr int64_t kBlock = 256;   // the number of values that share a scale
-  static constexpr int64_t kLeast = 4096;  // an optimizer's state of a tensor with fewer values stays in float32
+  static constexpr int64_t kLeast = 4096;  // the optimizer state of a tensor with fewer values stays in float32
 
-  /// For values of both signs, or for those that are never negative.
+  /// of_signed() is for values of both signs, of_unsigned() for values that are never negative.
   static const DynamicCode& of_signed();
   static const DynamicCode& of_unsigned();
 

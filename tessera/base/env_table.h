@@ -1,5 +1,5 @@
-// All environment variables of Tessera itself. env() refuses to read any other variable named TESSERA_...; if one is set, a warning reports
-// it as a probable typo.
+// All environment variables of Tessera itself. env() refuses to read any other variable named TESSERA_...; if such a variable is set, a
+// warning reports it as a probable typo.
 #pragma once
 
 #include <optional>
@@ -21,7 +21,7 @@ struct EnvVariable {
 /// The table from which docs/tables/environment.md is generated.
 std::span<const EnvVariable> env_table();
 
-/// Adds variables that another folder reads to the table, except those that it has already.
+/// Adds to the table the variables that another folder of the library reads, unless the table has them already.
 struct AddedEnv {
   explicit AddedEnv(const std::vector<EnvVariable>& variables);
 };

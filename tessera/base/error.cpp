@@ -21,7 +21,7 @@ constexpr ErrorClass kClassOf = {
     .make = [](const std::string& message) { return std::make_exception_ptr(E(message)); },
 };
 
-/// Derived classes come before their bases. The last one also stands for the exceptions of other libraries.
+/// Derived classes come before their bases. The last class, Error, also represents exceptions of other libraries.
 constexpr std::array kClasses = {kClassOf<TimeoutError>, kClassOf<DeadlockError>, kClassOf<DisagreementError>, kClassOf<CommError>,
                                  kClassOf<UsageError>,   kClassOf<ConfigError>,   kClassOf<IoError>,           kClassOf<Error>};
 
@@ -31,7 +31,7 @@ const ErrorClass& class_at(char number) {
 
 }  // namespace
 
-// The first error installs the terminate handler, so that it is there for an error that nobody catches.
+// The first Error that is made installs the terminate handler, which reports an Error that nobody catches.
 Error::Error(std::string message) : message_(std::move(message)) {
   say_last_words();
 }

@@ -13,7 +13,7 @@ namespace tessera {
 class Error : public std::exception {
  public:
   explicit Error(std::string message);
-  /// UsageError("there is no parameter {} in {}", name, folder)
+  /// Formats the message: UsageError("there is no parameter {} in {}", name, folder).
   template <class... Values>
   requires(sizeof...(Values) > 0) explicit Error(FormatString<std::type_identity_t<Values>...> message, const Values&... values)
       : Error(formatted(message, values...)) {}
@@ -59,12 +59,12 @@ class DeadlockError : public CommError {
   using CommError::CommError;
 };
 
-/// The exception that is being handled, as a new one of the same class with `where` before its message ("rank 2: "). An exception of
-/// another library becomes an Error. Call it in a handler only.
+/// Returns a copy of the exception that is being handled, of the same class, with `where` ("rank 2: ") before its message. An exception of
+/// another library becomes an Error. Call it only in a catch block.
 std::exception_ptr with_context(std::string_view where);
 
-/// The place of an exception's class in a fixed list of Tessera's classes; rethrow_as() makes an exception of the class at that place. So
-/// other ranks can throw an error of the same class.
+/// Returns a number for the exception's class; rethrow_as() throws an exception of the class with that number. A rank sends its number to
+/// the others, so that they throw an error of the same class.
 char class_number(const std::exception_ptr& error);
 [[noreturn]] void rethrow_as(char class_number, const std::string& message);
 

@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-/// The message of a record, or else all of the text.
+/// Returns the message of a record, or the whole text if it is not a record.
 std::string message_in(const std::string& text) {
   const auto record = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!record.is_object() || !record.contains("message")) return text;
@@ -33,7 +33,7 @@ void record_error(std::string_view message) noexcept try {
   struct stat status = {};
   if (!file || ::fstat(file.get(), &status) != 0 || status.st_size > 0) return;
   const auto now = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch());
-  // torchrun reads the seconds as a text, and shows py_callstack, which in Python has the traceback.
+  // torchrun reads the seconds as a text, and shows py_callstack, which in Python's records has the traceback.
   const nlohmann::json more = {{"py_callstack", message}, {"timestamp", std::to_string(now.count())}};
   const nlohmann::json record = {{"message", {{"message", message}, {"extraInfo", more}}}};
   const auto text = record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

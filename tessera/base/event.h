@@ -16,7 +16,8 @@ class Event {
  public:
   Event() = default;
 
-  /// The end of what the calling thread has queued so far on its current stream of the device. On the CPU nothing is ever queued.
+  /// Returns the end of the work that the calling thread has queued so far on its current stream of the device. On the CPU nothing is ever
+  /// queued.
   static Event record(c10::Device device) {
     auto event = later(device);
     if (event.stream_) event.event_ = recorded(*event.stream_);

@@ -29,7 +29,7 @@ std::string own_name() {
   return fmt::format("process {} on {}, since {}", ::getpid(), host.data(), since.data());
 }
 
-/// Reads the owner's name. Waits a moment for it, because an owner takes the lock before it writes.
+/// Reads the owner's name. Waits a moment for it, because an owner takes the lock before it writes its name.
 std::string owner_in(const Fd& file) {
   std::array<char, 512> text{};
   for (int i = 0; i < 100; i++) {
@@ -52,7 +52,7 @@ LockedFile open_locked(const std::filesystem::path& path, int flags) {
       return {.file = std::move(file), .state = held ? LockedFile::State::Held : LockedFile::State::NotPossible};
     }
     if (is_at(file, path)) return {.file = std::move(file), .state = LockedFile::State::Taken};
-    // The last owner of the lock has just removed or renamed the file, so the next turn opens it again.
+    // The last owner of the lock has just removed or renamed the file, so the loop opens the path again.
   }
 }
 
@@ -79,7 +79,7 @@ NamedLock::NamedLock(std::filesystem::path path) : path_(std::move(path)) {
 }
 
 NamedLock::~NamedLock() {
-  if (file_ && is_at(file_, path_)) ::unlink(path_.c_str());  // while the lock is held, so that the file is not another owner's yet
+  if (file_ && is_at(file_, path_)) ::unlink(path_.c_str());  // before ~Fd releases the lock and another owner takes the file
 }
 
 NamedLock lock_place(const std::filesystem::path& path) {

@@ -1,5 +1,5 @@
-// Locks of open files: they end with the last process that has the file open, and network file systems support them, too. A NamedLock also
-// says who holds it.
+// Locks on open files. A lock is released when its owner closes the file or dies; network file systems support such locks, too. A NamedLock
+// also says who holds it.
 #pragma once
 
 #include <filesystem>
@@ -16,15 +16,14 @@ struct LockedFile {
   State state = State::NotPossible;
 };
 
-/// Opens a file, or creates it, and locks it without waiting. `flags` are those of open(). If the file is not open or a lock not possible,
-/// errno says why.
+/// Opens a file, or creates it, and locks it without waiting. `flags` are those of open(). If opening or locking fails, errno says why.
 LockedFile open_locked(const std::filesystem::path& path, int flags);
 
 /// Whether the path still leads to the open file: the last owner of its lock may have removed or renamed it.
 bool is_at(const Fd& file, const std::filesystem::path& path);
 
-/// A lock on a file that contains the name of the lock's owner. The constructor tries once, without waiting. The destructor removes the
-/// file; a file that a killed process has left is not locked.
+/// A lock on a file that contains the name of the lock's owner. The constructor tries once to take the lock, without waiting. The
+/// destructor removes the file; a file that a killed process has left is not locked.
 class NamedLock {
  public:
   /// Throws IoError if the file can't be made.
@@ -34,13 +33,13 @@ class NamedLock {
   ~NamedLock();
 
   LockedFile::State state() const { return state_; }
-  /// The name of the holder: this process or, if the state is Held, another one.
+  /// The name of the holder: this process or, if the state is Held, another process.
   const std::string& owner() const { return owner_; }
 
  private:
   std::filesystem::path path_;
   LockedFile::State state_ = LockedFile::State::NotPossible;
-  Fd file_;  // only if it is ours
+  Fd file_;  // open unless another owner holds the lock
   std::string owner_;
 };
 

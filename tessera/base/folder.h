@@ -43,7 +43,7 @@ bool is_folder(const std::filesystem::path& path);
 /// The size of a file in bytes, or nothing if there is no such file.
 std::optional<uint64_t> size_of_file(const std::filesystem::path& path);
 
-/// Removes a file, or a folder with all that is in it, unless there is none. Throws IoError if it can't.
+/// Removes a file, or a folder with all that is in it. Does nothing if there is none. Throws IoError if it can't.
 void remove_tree(const std::filesystem::path& path);
 
 /// Returns the final target of a symbolic link, whether it exists or not; any other path as it is, but without a slash at its end.
@@ -53,8 +53,8 @@ std::filesystem::path link_target(std::filesystem::path path);
 std::filesystem::path beside(std::filesystem::path path, const char* suffix);
 
 /// Renames the folder `made` to `folder`, and removes the folder that had that name. Where the file system can exchange two names, a
-/// complete folder has the name at any moment. Elsewhere the previous one is at FOLDER.old for an instant; recover_folder() brings it back
-/// if the process was killed then. Throws IoError.
+/// complete folder has the name at any moment. Elsewhere the previous folder is at FOLDER.old for an instant; if the process is killed
+/// then, recover_folder() renames it back. Throws IoError.
 void replace_folder(const std::filesystem::path& folder, const std::filesystem::path& made);
 void recover_folder(const std::filesystem::path& folder);
 

@@ -1,4 +1,4 @@
-// Formats text as fmt does, for headers that programs include, because such headers can't use fmt.
+// Formats text as fmt does, for headers that programs include, because such headers can't include fmt.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,8 @@ FormatValue format_value(const T& value) {
   }
 }
 
-/// A format with a place for each of these values, such as "{} of {}" or "{1} of {0}". The compiler refuses one that does not fit.
+/// A format with a place for each of these values, such as "{} of {}" or "{1} of {0}". The compiler refuses a format that does not fit the
+/// values.
 template <class... Values>
 struct FormatString {
   template <class T>

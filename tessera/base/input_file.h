@@ -1,4 +1,4 @@
-// InputFile: a file that can be read at any place, or a function that acts as one.
+// InputFile: reads a file, or bytes that a function provides, at any offset.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class InputFile {
  public:
   /// Throws for pipes, folders and the like.
   explicit InputFile(std::filesystem::path path);
-  /// For bytes that are in no file: `read` copies `count` bytes from `offset` on. Errors call it `name`.
+  /// For bytes that are in no file: `read` copies `count` of them, from `offset` on. Errors name the input `name`.
   using Read = std::function<void(void* to, uint64_t count, uint64_t offset)>;
   InputFile(std::filesystem::path name, uint64_t size, Read read) : path_(std::move(name)), size_(size), read_(std::move(read)) {}
 
@@ -23,7 +23,7 @@ class InputFile {
   /// The size in bytes, when the file was opened.
   uint64_t size() const { return size_; }
   void read(void* to, uint64_t count, uint64_t offset) const;
-  /// The first `count` bytes, or all. The file must have `count` bytes.
+  /// Returns the first `count` bytes. Throws if the file has fewer.
   std::string read_first(uint64_t count) const;
   std::string read_all() const { return read_first(size_); }
 

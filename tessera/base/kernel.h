@@ -2,7 +2,7 @@
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-// Not with sanitizers, because they are not initialised yet when the version is picked.
+// Sanitizers are excluded, because they are not initialised yet when the version is picked.
 #define TESSERA_KERNEL [[gnu::target_clones("avx512f", "avx2", "default")]]
 #else
 #define TESSERA_KERNEL

@@ -23,7 +23,7 @@ constexpr const char* kShowCalls = "TORCH_SHOW_CPP_STACKTRACES";  // a variable 
 
 std::terminate_handler handler_before = nullptr;
 
-// The unit that this thread has used last. Of fixed size, because units are entered all the time; longer names lose their beginnings.
+// The unit that this thread has used last. Has a fixed size, so that entering a unit allocates nothing; longer names lose their beginnings.
 thread_local std::array<char, 120> last_place = {};
 
 [[noreturn]] void end_with(const std::string& message) {

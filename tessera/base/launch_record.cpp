@@ -90,7 +90,7 @@ std::map<int, LaunchRecord::Rank> LaunchRecord::read() const {
     } else if (what == kRecovers) {
       ranks[rank].culprit.reset();
     } else if (std::from_chars(what.data(), what.data() + what.size(), culprit).ec == std::errc()) {
-      // `rank` could fail only now, because of another rank, so it has survived the steps in which others named it.
+      // `rank` fails now because of another rank, so it has survived the steps in which other ranks named it as the culprit.
       for (auto& [other, told] : ranks) {
         if (told.in_step && told.culprit == rank) told.culprit.reset();
       }

@@ -1,5 +1,5 @@
-// Reports of ranks to the launcher that started them: that they wait for the others at the start, that they have read the configuration,
-// and which rank made them fail.
+// Reports of ranks to the launcher that started them: that they wait for the other ranks at the start, that they have read the
+// configuration, and which rank made them fail.
 #pragma once
 
 #include <map>
@@ -20,15 +20,15 @@ void record_joined(int rank) noexcept;
 void record_settings(int rank) noexcept;
 /// Records that `rank` fails because of rank `culprit`.
 void record_failure(int rank, int culprit) noexcept;
-/// Like record_failure(), but does nothing unless the launcher knows this process by the number `rank` and `culprit` is another one: a
-/// world of threads, or of only some ranks, has numbers of its own. `in_step` means that connections are intact, so all ranks may survive
-/// the failure.
+/// Like record_failure(), but does nothing unless the launcher knows this process by the number `rank` and `culprit` is another rank: a
+/// world of threads, or of only some ranks, numbers its ranks by itself. `in_step` means that connections are intact, so all ranks may
+/// survive the failure.
 void record_failure_in_world(int rank, int culprit, bool in_step = false) noexcept;
 /// Records that `rank` has survived the failure that it recorded last. Does nothing, at no cost, if it has recorded none since the last
 /// call.
 void record_recovery(int rank) noexcept;
 
-/// The launcher's side. A line is `RANK starts`, `RANK joined`, `RANK settings`, `RANK CULPRIT`, `RANK CULPRIT step` or
+/// The launcher's side of the record, whose lines are `RANK starts`, `RANK joined`, `RANK settings`, `RANK CULPRIT`, `RANK CULPRIT step` or
 /// `RANK recovers`.
 class LaunchRecord {
  public:
@@ -40,9 +40,9 @@ class LaunchRecord {
   std::string path() const { return file_.path(); }
 
   struct Rank {
-    int starts = 0, joined = 0;  // how many worlds
+    int starts = 0, joined = 0;  // how many worlds it has waited for, and how many of them are complete
     bool read_settings = false;
-    std::optional<int> culprit = {};  // the last one named; unset once this rank has survived or, with in_step, the culprit has
+    std::optional<int> culprit = {};  // the rank that it named last; unset once it has survived, or if in_step, once the culprit has
     bool in_step = false;             // whether it named the culprit in a step
 
     bool waits() const { return starts > joined; }

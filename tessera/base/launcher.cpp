@@ -60,8 +60,8 @@ bool agree(const Launcher& one, const Launcher& other) {
   return *identity_by(one) == *identity_by(other);
 }
 
-/// The launcher that has started this process, if it sets other variables than RANK and WORLD_SIZE. mpirun may itself use srun, so its
-/// variables come first.
+/// The launcher that has started this process, if it sets other variables than RANK and WORLD_SIZE. mpirun may itself use srun, so mpirun's
+/// variables take precedence.
 const Launcher* outer_launcher() {
   const Launcher* found = nullptr;
   for (const auto& launcher : kMpi) {
@@ -80,7 +80,7 @@ const Launcher* plain_launcher() {
   return env(kPmix.size) ? &kPmix : nullptr;
 }
 
-constexpr int kFirstPort = 20000, kPorts = 10000;  // ports of jobs that set none
+constexpr int kFirstPort = 20000, kPorts = 10000;  // the range of ports for jobs that set no port
 
 /// Hashes the job's name, so that two jobs of a host rarely get the same port.
 int port_of(const std::string& job) {

@@ -22,14 +22,14 @@ std::optional<Identity> identity_from_environment();
 /// The number of this rank on its host, if a launcher has set it.
 std::optional<int> local_rank_from_environment();
 
-/// How often the launcher has started all ranks again after a failure. If it has, a program resumes from its newest checkpoint.
+/// How often the launcher has started all ranks again after a failure. If this is not 0, a program resumes from its newest checkpoint.
 int restart_count();
 
 /// Where rank 0 keeps the store of the job.
 struct MeetingPoint {
   std::string host;
   int port = 0;
-  bool one_host = false;  // all ranks are on this host, so nobody else needs to reach the store
+  bool one_host = false;  // all ranks are on this host, so no other host needs to reach the store
   /// The name that a launcher has given to this job and to no other one, so that a rank does not join the ranks of another job. Empty if
   /// the launcher gives none.
   std::string job = {};

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kLevelNames = {"debug", "info", "warning", "error"};
 
-/// `tessera launch` puts the rank before every line that comes through its pipe.
+/// Whether standard error is a pipe of `tessera launch`, which puts the rank before every line.
 bool is_marked_by_launch() {
   struct stat status = {};
   return env(LaunchRecord::kVariable) && ::fstat(STDERR_FILENO, &status) == 0 && S_ISFIFO(status.st_mode);

@@ -21,8 +21,8 @@ using LogSink = std::function<void(const LogRecord&)>;
 /// The default sink: prints a line on standard error.
 void print_record(const LogRecord& record);
 
-/// Replaces the sink and returns the previous one. An empty sink stands for print_record.
-/// The sink may be called from any thread, but never by two at the same time.
+/// Replaces the sink and returns the previous one. An empty sink means print_record. Any thread may call the sink, but never two threads at
+/// the same time.
 LogSink set_log_sink(LogSink sink);
 
 /// Drops records below the level from now on, and returns the previous level. The default is Warning, or what TESSERA_LOG names (debug,

@@ -33,7 +33,7 @@ auto* module_in(const T& holder) {
 
 }  // namespace detail
 
-/// The type of a function's parameter, which does not keep the module alive. Functions that change nothing take a ConstModuleRef.
+/// A type for parameters of functions. It does not keep the module alive. Functions that change nothing take a ConstModuleRef.
 template <class Module>
 class BasicModuleRef {
  public:

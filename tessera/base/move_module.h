@@ -7,7 +7,8 @@
 
 namespace tessera {
 
-/// Moves the parameters and buffers that have values to the device, which may be one that Module::to does not know. They stay the same tensors.
+/// Moves all parameters and buffers, except those on the meta device, to a device, which may be one that Module::to does not know. They
+/// stay the same tensors.
 void move_module(ModuleRef module, c10::Device device);
 
 }  // namespace tessera

@@ -10,9 +10,9 @@ namespace tessera {
 
 /// Whether this device copies from and to pinned memory. XLA devices copy in ways of their own.
 bool has_pinned_memory(c10::Device device);
-/// Pinned host memory for copies of this device.
+/// Allocates pinned host memory for copies from and to this device.
 at::DataPtr allocate_pinned(size_t bytes, c10::Device device);
-/// A contiguous tensor in such memory, not initialized.
+/// Returns a contiguous, uninitialized tensor in pinned memory for this device.
 at::Tensor empty_pinned(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device);
 
 /// The stream on which copies in one direction run.

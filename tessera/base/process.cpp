@@ -66,7 +66,7 @@ Process::Process(std::vector<std::string> command, const std::map<std::string, s
   const auto envp = pointers(variables);
   std::optional<Pipe> captured;
   if (output == Output::Capture) captured.emplace();
-  Pipe failure;  // closes on a successful exec, carries errno otherwise
+  Pipe failure;  // closed by a successful exec; otherwise the child writes errno to it
 
   const pid_t parent = ::getpid();
   pid_ = ::fork();

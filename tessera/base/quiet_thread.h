@@ -1,4 +1,4 @@
-// A thread of the library, to which the system delivers no signals: they are for the program.
+// Starts a thread of the library that handles no signals, because signals are for the program's threads.
 #pragma once
 
 #include <signal.h>

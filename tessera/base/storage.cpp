@@ -33,7 +33,7 @@ void use_storage(const std::string& scheme, std::shared_ptr<Storage> storage) {
   }
 }
 
-// std::filesystem shortens "s3://run" to "s3:/run", whose parent is "s3:", so both are taken, too.
+// Also accepts "s3:/run" and "s3:", because std::filesystem shortens "s3://run" to "s3:/run", whose parent is "s3:".
 std::optional<ObjectPath> object_path(const std::filesystem::path& path) {
   const auto& text = path.native();
   const auto colon = text.find(':');

@@ -13,7 +13,7 @@
 namespace tessera {
 
 /// The size in bytes of a part of an upload. The last part may be smaller, and part 0 larger. Later parts are larger, so that ten thousand
-/// are enough for a terabyte.
+/// parts are enough for a terabyte.
 constexpr size_t upload_part(int part) {
   return (size_t{16} << 20) << (part / 2000);
 }
@@ -22,14 +22,14 @@ constexpr size_t upload_part(int part) {
 class Upload {
  public:
   virtual ~Upload() = default;
-  /// Parts are numbered from 0 on. Part 0 comes last, because the beginning of a file is known only when the rest is written.
+  /// Parts are numbered from 0 on. Part 0 is written last, because the beginning of a file is known only when the rest is written.
   virtual void write(int part, std::span<const std::byte> bytes) = 0;
-  /// Makes the whole object appear, and replaces one of its name. The object must last from then on.
+  /// Makes the whole object appear, and replaces an object of the same name. The object must last from then on.
   virtual void complete() = 0;
 };
 
 /// The interface of a store. Any thread may call it. Failures are exceptions; IoError is for failures that users can fix. Once an upload is
-/// complete, size() and read() know it by its name, on every host; list() may come later.
+/// complete, size() and read() find the object by its name, on every host; list() may include it only later.
 class Storage {
  public:
   virtual ~Storage() = default;
@@ -46,12 +46,12 @@ class Storage {
 /// Makes paths SCHEME://NAME lead to `storage`. Every rank calls it before it saves or loads; a null pointer removes the scheme.
 void use_storage(const std::string& scheme, std::shared_ptr<Storage> storage);
 
-/// The storage of a path, and its name there.
+/// The storage to which a path leads, and the name of the object in it.
 struct ObjectPath {
   std::shared_ptr<Storage> storage;
   std::string name;
 };
-/// Nothing for a path in the file system.
+/// Returns nothing for a path in the file system.
 std::optional<ObjectPath> object_path(const std::filesystem::path& path);
 
 }  // namespace tessera

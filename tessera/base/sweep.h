@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// One for each container. The container may still have finished entries, so whoever finds an entry must check it.
+/// Each container needs a Sweep of its own. The container may still have finished entries, so code that finds an entry must check it.
 class Sweep {
  public:
   /// Looks through the container if it has doubled since the last time, so that n entries cost O(n) together.

@@ -109,7 +109,8 @@ std::vector<TensorSlice> slices_of_range(at::IntArrayRef shape, int64_t begin, i
   for (int64_t taken = 0; numel > 0; begin += taken, numel -= taken) {
     TensorSlice slice{.shape = shape.vec(), .offsets = std::vector<int64_t>(shape.size()), .sizes = shape.vec()};
     for (auto [d, index] = std::pair(shape.size(), begin); d-- > 0; index /= shape[d]) slice.offsets[d] = index % shape[d];
-    // The slice takes as many rows as possible of the outermost dimension that has a row which begins at `begin` and fits into `numel`.
+    // Finds the outermost dimension of which a row begins at `begin` and has at most `numel` values. The slice takes as many of these rows
+    // as fit.
     int64_t row = c10::multiply_integers(shape);
     taken = 1;
     for (size_t d = 0; d < shape.size(); d++) {

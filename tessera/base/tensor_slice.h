@@ -17,7 +17,7 @@ struct ValueRange {
 };
 
 struct TensorSlice {
-  std::vector<int64_t> shape;  // of the full tensor
+  std::vector<int64_t> shape;  // the shape of the full tensor
   std::vector<int64_t> offsets, sizes;
 
   int64_t numel() const;
@@ -42,7 +42,7 @@ at::Tensor view_of(const at::Tensor& whole, const TensorSlice& slice);
 /// The slices, in order, that cover `numel` values from `begin` on in row-major order: at most 2 * dimensions - 1. Throws UsageError if the
 /// tensor has fewer values.
 std::vector<TensorSlice> slices_of_range(at::IntArrayRef shape, int64_t begin, int64_t numel);
-/// The same in the memory order of a dense tensor with these strides.
+/// Like the function above, but counts values in the memory order of a dense tensor with these strides.
 std::vector<TensorSlice> slices_of_range(at::IntArrayRef shape, at::IntArrayRef strides, int64_t begin, int64_t numel);
 
 /// Views into a flat tensor that holds the slices one after the other, each in the memory order of these strides. Each view has the sizes

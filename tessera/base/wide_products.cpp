@@ -55,7 +55,7 @@ bool differs(const Other&, at::ScalarType) {
 at::Tensor rounded(const at::Tensor& result, at::ScalarType dtype) {
   return result.defined() ? result.to(dtype) : result;
 }
-/// For attention, whose second result libtorch keeps in float32: the log-sum-exps for backward.
+/// Rounds the first result of attention, and leaves the second one, the log-sum-exps for backward, in float32, as libtorch does.
 std::tuple<at::Tensor, at::Tensor> rounded(const std::tuple<at::Tensor, at::Tensor>& results, at::ScalarType dtype) {
   return {rounded(std::get<0>(results), dtype), std::get<1>(results)};
 }
@@ -92,7 +92,7 @@ struct Wide<kernel> {
   }
 
  private:
-  /// The one argument that is not constant, the result, which comes first or last.
+  /// Returns the argument that is not const: the result, which is the first or the last argument.
   template <class... Arguments>
   static at::Tensor* written_of(Arguments&... arguments) {
     at::Tensor* written = nullptr;
@@ -114,7 +114,7 @@ bool is_for_strips(const at::Tensor& a, const at::Tensor& b) {
   if (!multiplies_slowly(dtype) || b.scalar_type() != dtype || a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0)) return false;
   int64_t sizes[] = {a.numel(), b.numel(), a.size(0) * b.size(1)};
   std::ranges::sort(sizes);
-  return sizes[2] > kStrip && sizes[1] <= kStrip;  // each strip needs the two smaller ones, which a cache must hold, too
+  return sizes[2] > kStrip && sizes[1] <= kStrip;  // each strip needs the two smaller matrices, so a cache must hold them, too
 }
 
 void for_each_strip(const at::Tensor& matrix, int64_t dim, Take take) {
@@ -131,7 +131,7 @@ void for_each_strip(const at::Tensor& matrix, int64_t dim, Take take) {
   }
 }
 
-/// For a product that is the largest of the three: `take` gets strips of its rows one by one.
+/// Multiplies if the product is larger than both factors: `take` gets strips of the product's rows one by one.
 void multiply_by_rows(const at::Tensor& a, const at::Tensor& narrow_b, Take take) {
   const auto b = widened(narrow_b);
   const auto rows = std::max<int64_t>(kStrip / b.size(1), 1);
@@ -177,7 +177,7 @@ at::Tensor addmm(const at::Tensor& self, const at::Tensor& a, const at::Tensor& 
     return Wide<at::cpu::addmm>::run(self, a, b, beta, alpha);
   auto result = at::empty({a.size(0), b.size(1)}, a.options());
   const auto added = self.expand(result.sizes());
-  const bool adds = beta.toDouble() != 0;  // if not, NaNs of `self` do not count, as in libtorch
+  const bool adds = beta.toDouble() != 0;  // if not, `self` is ignored even where it is NaN, as in libtorch
   multiply_in_strips(a, b, [&](int64_t begin, const at::Tensor& rows) {
     const auto count = rows.size(0);
     auto sum = alpha.toDouble() == 1 ? rows : rows * alpha;

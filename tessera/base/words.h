@@ -27,7 +27,7 @@ std::string counted(int64_t number, std::string_view thing);
 /// The text with control characters as "\x1b", so that a terminal shows them instead of obeying them. Characters in `kept` stay.
 std::string printable(std::string_view text, std::string_view kept = {});
 
-/// In ASCII.
+/// lower() and upper() change only ASCII letters.
 std::string lower(std::string_view text);
 std::string upper(std::string_view text);
 

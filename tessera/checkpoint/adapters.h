@@ -11,9 +11,9 @@
 namespace tessera::checkpoint {
 
 struct AdapterCalls {
-  std::string (*describe)(ConstModuleRef model);              // in words: "default (rank 8, alpha 16)"; empty if it has none
+  std::string (*describe)(ConstModuleRef model);              // adapters in words: "default (rank 8, alpha 16)"; empty if there are none
   std::set<std::string> (*parameters)(ConstModuleRef model);  // names of the parameters of all adapters, active or not
-  void (*expect_unmerged)(ConstModuleRef model);              // throws UsageError if they are merged
+  void (*expect_unmerged)(ConstModuleRef model);              // throws UsageError if adapters are merged
   void (*save)(ConstModuleRef model, const std::filesystem::path& folder, const Communicator& world);
 };
 
@@ -22,7 +22,7 @@ struct AddedAdapters {
   explicit AddedAdapters(const AdapterCalls& calls);
 };
 
-/// Returns the registered callbacks; without such a package, callbacks for models without adapters.
+/// Returns the registered callbacks. If none are registered, returns callbacks that find no adapters in any model.
 const AdapterCalls& adapters();
 
 }  // namespace tessera::checkpoint

@@ -98,7 +98,7 @@ class AsyncSaver::UnderWay {
   }
   void begin_wait() { waiting_since_.reset(); }
 
-  /// Called when all ranks have written: rank 0 must see their files within `limit`.
+  /// Makes the save fail if rank 0 does not see the files of all ranks within `limit`. Called when all ranks have written them.
   void expect_files_within(std::chrono::milliseconds limit) {
     if (work_->last_look.load() == Clock::time_point::max()) work_->last_look = Clock::now() + limit;
   }
@@ -157,9 +157,9 @@ class AsyncSaver::UnderWay {
     }
 
     Save save;
-    AllOrNone step;  // used by the thread alone until it has ended
+    AllOrNone step;  // until the thread has ended, only the thread uses it
     std::atomic<State> state = State::Writing;
-    std::atomic<uint64_t> moves = 0;  // progress of the thread: tensors written, looks for files
+    std::atomic<uint64_t> moves = 0;  // counts the tensors that the thread has written and its looks for the ranks' files
     std::atomic<bool> left_alone = false;
     std::atomic<Clock::time_point> last_look = Clock::time_point::max();
   };
@@ -180,7 +180,7 @@ class AsyncSaver::UnderWay {
   }
 
   void leave_thread() {
-    buffers_.tensors.clear();  // the thread still reads the tensors in them
+    buffers_.tensors.clear();  // so that no later save reuses them: the thread still reads them
     work_->left_alone = true;
     thread_.request_stop();
     thread_.detach();
@@ -188,7 +188,7 @@ class AsyncSaver::UnderWay {
 
   const std::shared_ptr<Work> work_;
   Buffers& buffers_;
-  uint64_t seen_ = 0;  // the last value of `moves`
+  uint64_t seen_ = 0;  // the value of `moves` that state_within() has seen last
   std::optional<Clock::time_point> waiting_since_;
   bool is_stuck_ = false;
   std::jthread thread_;

@@ -12,10 +12,10 @@ namespace tessera::checkpoint {
 /// Throws UsageError if consolidate() can't write a file with the extension of this name.
 void expect_known_ending(const std::filesystem::path& save_path);
 
-/// Writes the model of a checkpoint of any format to one file: {"model": ...} as torch.save writes it if the name ends in .pth, .pt or
-/// .bin, or safetensors if it ends in .safetensors or has no extension; other extensions are refused. Runs in one process, without a world,
-/// and needs memory for one parameter at a time. In a safetensors file, a tied parameter is saved under its first name, and the metadata
-/// maps each of its other names to the first.
+/// Writes the model of a checkpoint of any format to one file. If the name ends in .pth, .pt or .bin, writes {"model": ...} as torch.save
+/// does; if the name ends in .safetensors or has no extension, writes safetensors; throws UsageError for other extensions. Runs in one
+/// process, without a world, and needs memory for one parameter at a time. In a safetensors file, a tied parameter is saved under its first
+/// name, and the metadata maps each of its other names to the first.
 Converted consolidate(const std::filesystem::path& checkpoint, const std::filesystem::path& save_path,
                       const ConvertProgress& progress = {});
 /// The same for programs of several ranks: rank 0 writes the file, and every rank returns when it sees the file. Converted::from and

@@ -69,7 +69,7 @@ Manifest model_only(const fs::path& checkpoint) {
   return model;
 }
 
-/// Returns a hint for people who name the optimizer's folder instead of the model's.
+/// Returns a hint for people who give the folder of the optimizer instead of the folder of the model.
 std::string folder_of_model(const fs::path& checkpoint) {
   const auto model = checkpoint.parent_path() / (std::string(accelerate::kModel) + "_0");
   return is_there(model) ? fmt::format("; did you mean {}?", model.string()) : "";

@@ -43,7 +43,7 @@ void expect_only_parts(const fs::path& folder, const std::set<fs::path>& parts, 
   }
 }
 
-/// Returns the paths to remove with a checkpoint: its folder, its file, or its files with one prefix.
+/// Returns the paths that make up a checkpoint: its folder, its file, or the rank files of torch_xla.
 std::vector<fs::path> removable(const fs::path& checkpoint) {
   if (object_path(checkpoint))
     throw UsageError("{} is in a store, from which merge removes nothing; leave remove_checkpoint_dir out", checkpoint);
@@ -54,7 +54,7 @@ std::vector<fs::path> removable(const fs::path& checkpoint) {
   std::set<fs::path> parts;
   for (const auto& file : files) parts.insert(fs::weakly_canonical(file, unknown));
   expect_only_parts(checkpoint, parts, format == Format::Accelerate);
-  // The folder itself, not a link to it. mend_latest() redirects PREFIX-latest; other links are removed with their target.
+  // If the path is a link, remove its target, and the link too, unless it is PREFIX-latest, which mend_latest() redirects.
   std::vector<fs::path> all = {fs::canonical(checkpoint, unknown)};
   const auto name = checkpoint.has_filename() ? checkpoint : checkpoint.parent_path();
   if (fs::is_symlink(name, unknown) && !name.string().ends_with("-latest")) all.push_back(name);

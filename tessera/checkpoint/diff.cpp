@@ -37,7 +37,7 @@ struct Side {
     }
   }
 
-  /// Returns the stored name of a tensor, or of the one that it is tied to; empty if there is none.
+  /// Returns the stored name of a tensor, or of the tensor that it is tied to; empty if the checkpoint has neither.
   std::string find(const std::string& name) const {
     if (const auto own = names.find(name); own != names.end()) return own->second;
     const auto alias = run.catalog.aliases.find(name);
@@ -47,7 +47,7 @@ struct Side {
 
   Manifest run;
   CatalogReader stored;
-  std::map<std::string, std::string> names;  // from the common name to the stored one
+  std::map<std::string, std::string> names;  // from a tensor's comparable name to its stored name
 };
 
 std::string text_of(const StoredTensor& tensor) {
@@ -55,7 +55,7 @@ std::string text_of(const StoredTensor& tensor) {
 }
 
 at::Tensor as_numbers(const at::Tensor& values) {
-  // Packed numbers have no conversion.
+  // libtorch can't convert packed 4-bit numbers, so their bytes are compared.
   return values.scalar_type() == at::kFloat4_e2m1fn_x2 ? values.view(at::kByte).to(at::kDouble) : values.to(at::kDouble);
 }
 
@@ -139,7 +139,7 @@ std::string to_json(const Difference& difference) {
       {"equal", difference.equal}, {"only_one", difference.only_one}, {"only_other", difference.only_other}, {"different", Json::object()}};
   auto& different = result["different"].get_ref<Json::object_t&>();
   for (const auto& tensor : difference.different) {
-    // operator[] would search all earlier names for each one.
+    // For each name, operator[] would search all earlier names.
     different.emplace_back(tensor.name, Json{{"one", tensor.one},
                                              {"other", tensor.other},
                                              {"values", tensor.values},

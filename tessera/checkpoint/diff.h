@@ -10,22 +10,22 @@
 namespace tessera::checkpoint {
 
 struct DiffOptions {
-  int64_t memory = 1'000'000'000;  // bytes of a tensor that are in memory at once
+  int64_t memory = 1'000'000'000;  // most bytes of a tensor that are in memory at once
   /// Called after each piece of a tensor, with the tensor's name, the bytes compared so far, and the bytes to be compared in all.
   std::function<void(const std::string& name, int64_t bytes, int64_t all)> progress = {};
 };
 
-/// A tensor that is not the same in both.
+/// A tensor that differs between the two checkpoints.
 struct TensorDifference {
   std::string name;
-  std::string one, other;       // dtypes and shapes: "Float [2, 3]"
-  int64_t values = 0;           // how many differ; where the shapes differ, none is compared
-  double largest = 0;           // absolute difference
-  double largest_relative = 0;  // difference, as a fraction of the larger value
+  std::string one, other;       // dtype and shape in each checkpoint: "Float [2, 3]"
+  int64_t values = 0;           // number of values that differ; 0 if the shapes differ
+  double largest = 0;           // largest absolute difference
+  double largest_relative = 0;  // largest difference as a fraction of the larger of the two values
 };
 
 struct Difference {
-  int64_t equal = 0;  // number of tensors
+  int64_t equal = 0;  // number of equal tensors
   std::vector<std::string> only_one = {}, only_other = {};
   std::vector<TensorDifference> different = {};
 

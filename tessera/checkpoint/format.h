@@ -12,7 +12,7 @@ namespace tessera::checkpoint {
 enum class Format { Tessera, Dcp, Hub, Safetensors, Torch, Accelerate, TorchXla, Gguf };
 std::string_view name_of(Format format);
 
-/// The files inside a folder of Accelerate.
+/// The kinds of files in a folder of Accelerate.
 enum class AccelerateLayout {
   Sharded,     // folders of torch.distributed.checkpoint, as with SHARDED_STATE_DICT
   Full,        // files of torch.save, as with FULL_STATE_DICT

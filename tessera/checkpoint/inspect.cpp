@@ -63,12 +63,12 @@ std::string inspect(const fs::path& path) {
   }
   if (format == Format::TorchXla) result["ranks"] = catalog.files.size();
   int64_t numel = 0, bytes = 0;
-  std::map<std::string, int64_t> kinds;  // the number of values of each kind, where the format tells
+  std::map<std::string, int64_t> kinds;  // the number of values of each kind, which only Tessera's format tells
   auto& tensors = (result["tensors"] = Json::object()).get_ref<Json::object_t&>();
   for (const auto& [name, tensor] : catalog.tensors) {
     const auto values = c10::multiply_integers(tensor.shape);
     const auto size = values * static_cast<int64_t>(c10::elementSize(tensor.dtype));
-    // operator[] would search all earlier names for each one.
+    // For each name, operator[] would search all earlier names.
     tensors.emplace_back(name, Json{{"dtype", dtype_of(tensor)}, {"shape", tensor.shape}, {"bytes", size}, {"parts", tensor.boxes.size()}});
     numel += values;
     bytes += size;

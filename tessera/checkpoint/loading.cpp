@@ -31,7 +31,7 @@ ModelNames known_names(const LocalValues& model, const Contents& contents, const
   return names;
 }
 
-/// A checkpoint that has been opened and checked. Nothing has been changed yet.
+/// An opened checkpoint that fits `contents`. The constructor changes no value of the run.
 struct Saved {
   Saved(const fs::path& folder, const Contents& contents, const RowsOfRanks& rows, ModelPlan& plan, const LoadOptions& options,
         const Communicator& world)
@@ -52,8 +52,8 @@ struct Saved {
     if (contents.optimizer) training.emplace(contents, manifest, stored, plan.elsewhere(), options, world);
   }
 
-  /// Returns the names of the parameters that the checkpoint leaves to its base. Throws UsageError unless the model has the same adapters
-  /// and the same base.
+  /// Returns the names of the parameters that are in the checkpoint's base instead of the checkpoint. Throws UsageError unless the model
+  /// has the same adapters and the same base.
   const std::set<std::string>& names_in_base(const fs::path& folder, const Contents& contents, const LoadOptions& options) const {
     expect_adapters(folder, adapters().describe(*contents.model), options);
     const auto& base = manifest.base;
@@ -102,7 +102,7 @@ struct Saved {
   CatalogReader stored;
   Notes notes;
   std::optional<at::Generator> generator;
-  at::Tensor device_generator;  // its state
+  at::Tensor device_generator;  // the state of the device's generator
   std::optional<SavedState> training;
 };
 

@@ -14,15 +14,15 @@
 namespace tessera::checkpoint {
 
 struct MergeOptions {
-  int64_t max_shard_size = 5'000'000'000;    // bytes in a safetensors file
-  std::optional<at::ScalarType> dtype = {};  // of floating-point tensors; the checkpoint's dtypes unless given
-  bool unsafe_serialization = false;         // pytorch_model.bin, a file of torch.save, instead of safetensors
-  bool remove_checkpoint_dir = false;        // after all is written; an error if the folder holds other files, too
+  int64_t max_shard_size = 5'000'000'000;    // most bytes in each file; a larger tensor has a file of its own
+  std::optional<at::ScalarType> dtype = {};  // dtype of floating-point tensors; the checkpoint's dtypes unless given
+  bool unsafe_serialization = false;         // writes pytorch_model.bin, a file of torch.save, instead of safetensors
+  bool remove_checkpoint_dir = false;        // removes the checkpoint after all is written; an error if its folder holds other files, too
   ConvertProgress progress = {};
 };
 
-/// Writes OUT/model.safetensors, or model-00001-of-0000N.safetensors and their index. Reads and writes tensor by tensor, with memory for
-/// one tensor. Verifies all checksums of the model first.
+/// Writes OUT/model.safetensors, or model-00001-of-0000N.safetensors and their index. Reads and writes tensor by tensor, and needs memory
+/// for one tensor. Verifies all checksums of the model first.
 Converted merge(const std::filesystem::path& checkpoint, const std::filesystem::path& out, const MergeOptions& options = {});
 
 }  // namespace tessera::checkpoint

@@ -76,7 +76,7 @@ class Note {
   [[noreturn]] void refuse(std::string_view why) const;
 
   std::string text_;
-  std::string name_;  // for errors; empty unless the note is from Notes
+  std::string name_;  // for error messages; empty unless the note is from Notes
 };
 
 class Notes {

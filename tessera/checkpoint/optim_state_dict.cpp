@@ -31,7 +31,7 @@ struct OptimizerCall : OuterCall {
   }
 };
 
-/// Returns the names of parameters by the identity of their shards, which optimizers know.
+/// Returns the names of parameters by the TensorImpl of their shards, which are the tensors that optimizers have.
 std::map<const void*, std::string> names_of_shards(const torch::nn::Module& model) {
   std::map<const void*, std::string> names;
   for (const auto& [name, parameter] : named_parameters(model)) names[parameter.unsafeGetTensorImpl()] = name;
@@ -51,7 +51,7 @@ struct OwnState {
     });
   }
 
-  /// The tensor of a shard's state by this key; undefined if there is none.
+  /// Returns the tensor under this key in the state of the shard `name`; undefined if there is none.
   at::Tensor find(const std::string& name, const std::string& key) const {
     const auto own = state.find(name);
     if (own == state.end()) return {};
@@ -107,7 +107,7 @@ class StateLoader {
     }
     std::set<std::string> unknown;
     std::vector<std::string> misfits;
-    std::set<std::pair<std::string, std::string>> taken;  // a tied parameter may be in the dict under several names
+    std::set<std::pair<std::string, std::string>> taken;  // names and keys so far: the dict may have a tied parameter under several names
     for (const auto& [entry, tensor] : there.tensors) {
       const auto [name, key] = split(entry);
       const auto known = targets.find(name);
@@ -165,18 +165,18 @@ class StateLoader {
   }
 
  private:
-  /// A part of a shard, or a parameter in no unit, with its first name.
+  /// What the state in an entry belongs to: a part of a shard, or a parameter in no unit. `name` is the first name of a tied parameter.
   struct Target {
     const LocalPart* part = nullptr;
     std::string name = {};
     std::vector<int64_t> shape = {};
   };
   struct Item {
-    std::string entry, name, key;  // the name is that of the listed parameter
+    std::string entry, name, key;  // `name` is the name in named_parameters() of the parameter or its shard
     const LocalPart* part;
     std::vector<PartRecord> records;
     at::ScalarType dtype;
-    bool is_divided;  // as the part is; otherwise each rank has the whole tensor
+    bool is_divided;  // whether each rank has a part of the tensor, not the whole tensor
   };
 
   static std::pair<std::string, std::string> split(const std::string& entry) {
@@ -184,7 +184,7 @@ class StateLoader {
     return {entry.substr(0, dot), entry.substr(dot + 1)};
   }
 
-  /// A shard of several parameters (Listing::Flat) has state for all of them or for none.
+  /// Adds a misfit for each shard of several parameters (Listing::Flat) if the dict has state for some of them only.
   void expect_whole_shards(std::vector<std::string>& misfits) const {
     std::map<std::pair<const void*, std::string>, size_t> counts;
     for (const auto& item : items_) {

@@ -48,7 +48,7 @@ std::vector<PythonGroup> groups_of(optim::Optimizer& optimizer) {
   return result;
 }
 
-/// Calls one function for an optimizer of Tessera, and the other for one of torch::optim.
+/// Calls `own` with an optimizer of Tessera, or `torch` with an optimizer of torch::optim.
 template <class Own, class Torch>
 auto on(const AnyOptimizer& any, Own own, Torch torch) {
   struct Either : Own, Torch {

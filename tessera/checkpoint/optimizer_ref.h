@@ -29,7 +29,8 @@ class OptimizerRef {
   OptimizerRef(optim::Optimizer* optimizer);
   OptimizerRef(torch::optim::Optimizer* optimizer);
   OptimizerRef(optim::AnyOptimizer optimizer) : all_{optimizer} {}
-  /// Several, of one class, that divide the parameters of a model among them. Throws UsageError for several classes.
+  /// Refers to several optimizers of one class, each of which has some of the model's parameters. Throws UsageError if their classes
+  /// differ.
   OptimizerRef(std::initializer_list<OptimizerRef> optimizers);
 
   explicit operator bool() const { return !all_.empty(); }
@@ -41,14 +42,16 @@ class OptimizerRef {
   /// order in the model.
   std::string settings(const torch::nn::Module& model) const;
 
-  // As in optim::Optimizer. For torch::optim, throw UsageError for classes other than Adam, AdamW, SGD, Adagrad and RMSprop.
+  // Do what the functions of the same names in optim::Optimizer do. For torch::optim, they throw UsageError for classes other than Adam,
+  // AdamW, SGD, Adagrad and RMSprop.
   std::map<std::string, optim::ParameterState> state(const torch::nn::Module& model) const;
   void expect_state(const torch::nn::Module& model, const std::map<std::string, optim::ParameterState>& state) const;
   void load_state(const torch::nn::Module& model, const std::map<std::string, optim::ParameterState>& state) const;
 
  private:
   using States = std::map<std::string, optim::ParameterState>;
-  /// Divides the state among the optimizers. State that belongs to none goes to the first one, which refuses it by name.
+  /// Divides the state among the optimizers. State of a parameter that no optimizer has goes to the first optimizer, whose expect_state()
+  /// then throws and names the parameter.
   std::vector<States> divided(const torch::nn::Module& model, const States& state) const;
 
   std::vector<optim::AnyOptimizer> all_;

@@ -42,7 +42,7 @@ constexpr auto kPrefix = "base_model.model.";
 /// Values of init_lora_weights that only set the adapter's initial values; other values change the base, too.
 constexpr const char* kPlainInits[] = {"gaussian", "orthogonal", "eva"};
 
-/// Keys of settings that change a model and that Tessera lacks: any value but an empty one is refused.
+/// Keys of settings that change a model and that Tessera lacks: read_adapter_config() throws for any value but an empty one.
 constexpr const char* kUnread[] = {"layers_to_transform",
                                    "layers_pattern",
                                    "lora_bias",
@@ -58,10 +58,10 @@ constexpr const char* kUnread[] = {"layers_to_transform",
                                    "arrow_config",
                                    "velora_config"};
 
-/// Stands for a setting that is written as false and never read.
+/// The type of a setting that is written as false and never read.
 struct Unread {};
 
-/// Calls `field` with the key and the place of each setting, in the order of the file.
+/// Calls `field` with the key of each setting and a reference to its value, in the order in which settings are written.
 void visit_settings(auto& options, auto&& field) {
   field("r", options.r);
   field("lora_alpha", options.lora_alpha);
@@ -106,7 +106,7 @@ Json config_of(const lora::Options& options, const AdapterFile& about) {
   return json;
 }
 
-/// Returns the names in the model by the names in the file.
+/// Returns a map from the names of the adapter's tensors in its file to their names in the model.
 std::map<std::string, std::string> names_in_file(ConstModuleRef model, const std::string& adapter) {
   std::map<std::string, std::string> names;
   std::set<std::string> of_layers;  // biases of layers with adapters
@@ -145,7 +145,7 @@ CatalogReader open_weights(const fs::path& folder) {
   return stored;
 }
 
-/// The parts of a layer's adapter, by the ends of their names in files.
+/// A tensor of a layer's adapter, with the end of its name in files.
 struct AdapterPart {
   std::string_view end;
   at::Tensor lora::Weights::*member;
@@ -164,7 +164,7 @@ void save_adapter(ConstModuleRef model, const fs::path& folder, const Communicat
   const BelowPaging below;
   const auto here = local_values(*model);
   auto names = names_in_file(model, options.adapter);
-  std::map<std::string, at::Tensor> whole;  // by names in the model; undefined until it is gathered
+  std::map<std::string, at::Tensor> whole;  // tensors by their names in the model; undefined until they are gathered
   for (auto& [in_file, name] : names) {
     if (const auto first = here.aliases.find(name); first != here.aliases.end()) name = first->second;
     whole.try_emplace(name);
@@ -177,7 +177,7 @@ void save_adapter(ConstModuleRef model, const fs::path& folder, const Communicat
       });
   all_or_none(world, {.unit = "adapter"}, fmt::format("could not write {}", folder.string()), [&] {
     if (!world.is_first()) return;
-    std::map<std::string, at::Tensor> values;  // by names in the file
+    std::map<std::string, at::Tensor> values;  // tensors by their names in the file
     for (const auto& [in_file, name] : names) {
       const auto& gathered = whole.at(name);
       values[in_file] = gathered.defined() ? gathered : here.outside.at(name).cpu().contiguous();
@@ -210,7 +210,7 @@ lora::Options read_adapter_config(const fs::path& folder) {
     throw ConfigError("{}: {}: {} is not read here", path, key, json.value(key, Json()).dump());
   };
   std::string at_key;
-  // JSON would convert a number that does not fit to an arbitrary one.
+  // json::get<int64_t>() would convert a number that does not fit to an arbitrary number.
   const auto rank_of = [&](const Json& value) {
     const auto r = value.get<double>();
     if (value.is_number_integer() && r >= 1 && r <= static_cast<double>(lora::kMostRank)) return value.get<int64_t>();
@@ -223,7 +223,7 @@ lora::Options read_adapter_config(const fs::path& folder) {
       if (!is_nothing(json.value(key, Json()))) refuse(key);
     }
     lora::Options options;
-    json.at(at_key = "target_modules");  // must be there
+    json.at(at_key = "target_modules");  // throws if the key is missing
     visit_settings(options, [&]<class T>(const char* key, T& value) {
       const auto given = json.value(at_key = key, Json());
       const bool is_text = given.is_string();
@@ -233,7 +233,7 @@ lora::Options read_adapter_config(const fs::path& folder) {
         if (is_text && given != "all-linear") given.get_to(value.target_pattern);
         if (given.is_array()) given.get_to(value.target_modules);
       } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
-        if (is_text) refuse(key);  // an expression
+        if (is_text) refuse(key);  // a regular expression, which Tessera takes only for target_modules
         given.get_to(value);
       } else if constexpr (std::is_same_v<T, int64_t>) {
         value = rank_of(given);
@@ -267,8 +267,8 @@ lora::Options read_adapter_config(const fs::path& folder) {
 
 namespace {
 
-/// Throws unless the model's adapter has the scaling and the kind of start (PiSSA or not) of the one in the folder, and the folder has all
-/// tensors that train with the adapter.
+/// Throws unless the model's adapter and the adapter in the folder have the same scaling, both or neither are PiSSA, and the folder has all
+/// tensors that train with the model's adapter.
 void expect_alike(ConstModuleRef model, const fs::path& folder, const std::string& adapter) {
   lora::expect_unmerged(model);
   const auto theirs = read_adapter_config(folder);
@@ -290,7 +290,8 @@ void expect_alike(ConstModuleRef model, const fs::path& folder, const std::strin
   }
   const auto stored = read_model(adapter_weights(folder)).tensors;
   for (const auto& [in_file, name] : names_in_file(model, adapter)) {
-    // load_weights looks for the adapters' own tensors; older versions of peft wrote these biases under the names of other layers' biases.
+    // load_weights() throws if the adapter's own tensors are missing. For the biases of layers with adapters, older versions of peft wrote
+    // names without `base_layer`.
     if (in_file.find(".lora_") != std::string::npos || stored.contains(in_file)) continue;
     if (!stored.contains(kPrefix + name))
       throw UsageError("the adapter in {} has no '{}', which trains with adapter '{}' of the model", folder, in_file, adapter);
@@ -378,7 +379,7 @@ class StoredAdapter {
     for (const auto& [layer, weights] : adapter_.layers) left_.insert(layer);
   }
 
-  /// Throws UsageError unless the adapter's part for a tensor of the model fits it.
+  /// Throws UsageError if the adapter's tensors for a tensor of the model do not fit its sizes.
   void expect_fit(const std::string& name, at::IntArrayRef sizes) {
     if (const auto whole = name_of_whole(name); !whole.empty()) {
       left_.erase(whole);
@@ -397,13 +398,13 @@ class StoredAdapter {
                      joined(a.sizes()), joined(b.sizes()));
   }
   bool changes(const std::string& name) const { return weights_of(name) != nullptr; }
-  /// Whether the adapter changes an embedding or the output layer.
+  /// Whether this tensor is an embedding with matrices of the adapter, or an output layer that the adapter changes.
   bool changes_end(const std::string& name) const {
     const auto* const weights = weights_of(name);
     return (weights != nullptr && weights->of_embedding) ||
            (nn::is_named(name, "lm_head.weight") && (changes(name) || !name_of_whole(name).empty()));
   }
-  /// The layers and tensors of the adapter that have fitted no tensor of the model.
+  /// The layers and tensors of the adapter that have fitted no tensor of the model in expect_fit().
   const std::set<std::string>& left() const { return left_; }
 
   /// Returns a tensor of the model with the adapter merged into it; undefined if the adapter does not change it.
@@ -426,7 +427,7 @@ class StoredAdapter {
     const auto found = name.ends_with(kWeight) ? adapter_.layers.find(layer_of(name)) : adapter_.layers.end();
     return found == adapter_.layers.end() ? nullptr : &found->second;
   }
-  /// Returns the name in the file of a tensor that the adapter holds as a whole; empty if it holds none.
+  /// Returns the name in the adapter's file of the tensor that replaces the model's tensor `name`; empty if there is none.
   std::string name_of_whole(const std::string& name) const {
     const auto end = std::min(name.rfind('.'), name.size());
     for (auto in_file : {kPrefix + name, fmt::format("{}{}.base_layer{}", kPrefix, name.substr(0, end), name.substr(end))}) {

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Returns the note that says how good a checkpoint is.
+/// Returns the value of a checkpoint's note `name`, by which Keep::best ranks.
 double metric_of(const fs::path& folder, const std::string& name) {
   const auto manifest = read_manifest(folder);
   const auto& notes = manifest.notes.front();
@@ -30,7 +30,7 @@ double metric_of(const fs::path& folder, const std::string& name) {
 }
 
 void remove_checkpoint(const fs::path& folder) {
-  remove_tree(folder / kManifestFile);  // first, as a save writes it last
+  remove_tree(folder / kManifestFile);  // removed first, because a save writes it last
   remove_tree(folder);
 }
 
@@ -55,8 +55,8 @@ std::vector<fs::path> prune(const fs::path& prefix, const Keep& keep, const fs::
     std::vector<std::pair<double, int64_t>> ranking;
     for (const auto& each : all) {
       const auto metric = metric_of(each.folder, keep.metric);
-      if (std::isnan(metric)) continue;                                            // counts as the worst
-      ranking.emplace_back(keep.higher_is_better ? -metric : metric, -each.step);  // of equal ones the newer
+      if (std::isnan(metric)) continue;                                            // a NaN is never among the best
+      ranking.emplace_back(keep.higher_is_better ? -metric : metric, -each.step);  // if metrics are equal, the newer checkpoint is better
     }
     std::ranges::sort(ranking);
     ranking.resize(std::min(ranking.size(), static_cast<size_t>(keep.best)));

@@ -10,16 +10,16 @@
 namespace tessera::checkpoint {
 
 struct SaveOptions {
-  /// Every rank writes its part, whatever the format. Accelerate's folders hold no extra tensors, and replace an earlier folder
-  /// of Accelerate's when they are complete. Hub folders and safetensors files hold the model alone, and replace an earlier one. AsyncSaver
-  /// knows only Tessera's format.
+  /// Every rank writes its part, whatever the format. An Accelerate folder can't hold extra tensors, and replaces an earlier Accelerate
+  /// folder of its name when it is complete. A Hub folder or a safetensors file holds the model alone, and replaces an earlier model of its
+  /// name. AsyncSaver writes only Tessera's format.
   Format format = Format::Tessera;
-  AccelerateLayout accelerate_layout = AccelerateLayout::Sharded;  // of Accelerate's folders
-  int64_t max_shard_size = 5'000'000'000;                          // bytes of a file in a Hub folder
+  AccelerateLayout accelerate_layout = AccelerateLayout::Sharded;  // layout of Accelerate's folders
+  int64_t max_shard_size = 5'000'000'000;                          // most bytes in each file of a Hub folder, unless a tensor is larger
   /// Removes old checkpoints of the run after the commit. The folder must be one of step_folder(). Only in Tessera's format.
   std::optional<Keep> keep = {};
-  /// For file systems that can rename files but not folders, as some in front of object stores: ranks write into the folder itself, and it
-  /// is a checkpoint as soon as it has the files of all ranks. manifest.json is written last. Only in Tessera's format.
+  /// For file systems that can rename files but not folders, such as some that mount object stores: ranks write into the folder itself, and
+  /// it is a checkpoint as soon as it has the files of all ranks. manifest.json is written last. Only in Tessera's format.
   bool in_place = false;
 };
 

@@ -27,7 +27,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kPiece = 1 << 22;  // bytes of a tensor that are copied at once, and stay in the cache until they are written
+constexpr int64_t kPiece = 1 << 22;  // bytes of a tensor that are copied at once: few enough to stay in the cache until they are written
 
 /// Throws UsageError for contents that the format can't hold.
 void expect_place(const Contents& contents, const SaveOptions& options) {
@@ -81,7 +81,7 @@ void save_as(const fs::path& given, const Contents& contents, const Communicator
   const auto failure = fmt::format("could not save {}; what was there is unchanged", path.string());
   const auto together = [&](c10::function_ref<void()> act) { all_or_none(world, {.unit = "checkpoint"}, failure, act); };
   const bool is_accelerates = options.format == Format::Accelerate;
-  std::optional<NamedLock> lock;  // of a folder that is replaced, in the process of rank 0
+  std::optional<NamedLock> lock;  // for the folder to replace; set in the process of rank 0
   together([&] {
     if (path.empty()) throw UsageError("a checkpoint needs a folder; this name is empty");
     expect_storable(path, options.format);
@@ -134,7 +134,7 @@ void save(const fs::path& folder, const Contents& contents, const Communicator& 
     throw;
   }
 } catch (...) {
-  throw;  // if nobody catches, a program ends without unwinding; with this handler, unfinished files are removed first
+  throw;  // unwinds, and so removes unfinished files, even if no caller catches: without this handler, the program would end first
 }
 
 }  // namespace tessera::checkpoint

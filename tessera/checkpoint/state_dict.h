@@ -1,5 +1,5 @@
 // State dicts: the values of a model or of an optimizer's state by name, in memory. PyTorch has them as StateDictType FULL (whole tensors),
-// SHARDED (the boxes that a rank has) and LOCAL (a rank's values as they lie in its shards).
+// SHARDED (a rank's values as boxes of the tensors) and LOCAL (a rank's values as they lie in its shards).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,37 +16,37 @@ namespace tessera::checkpoint {
 
 /// Whole tensors by the names of parameters and buffers.
 using StateDict = std::map<std::string, at::Tensor>;
-/// The state of an optimizer by the names of parameters, and by its own names for the tensors: dict["head.weight"]["exp_avg"].
+/// The state of an optimizer by the names of parameters, and then by the optimizer's names for its tensors: dict["head.weight"]["exp_avg"].
 using OptimStateDict = std::map<std::string, optim::ParameterState>;
 
 struct StateDictOptions {
-  bool offload_to_cpu = false;        // the tensors are on the host; no more than one unit is on the device at a time
-  bool rank0_only = false;            // of full dicts: the other ranks get an empty one, and hold no more than one unit at a time
-  bool ignore_frozen_params = false;  // of models: parameters that don't train are left out, such as the base below adapters
+  bool offload_to_cpu = false;        // puts the tensors on the host; no more than one unit is on the device at a time
+  bool rank0_only = false;            // for full dicts: the other ranks get an empty dict, and hold no more than one unit at a time
+  bool ignore_frozen_params = false;  // for dicts of models: leaves out parameters that don't train, such as weights with adapters
 };
 
-/// Options of loading a state dict. Names are regular expressions that match whole names of parameters and buffers, as in LoadOptions.
-/// State of optimizers may always be missing.
+/// Options of loading a state dict. Names are regular expressions that match whole names of parameters and buffers, as in LoadOptions. A
+/// dict may always lack optimizer state.
 struct LoadStateDictOptions {
-  bool broadcast_from_rank0 = false;             // of full dicts: only rank 0 has one; the dicts of other ranks are ignored
-  std::vector<std::string> may_be_missing = {};  // in the dict: these keep their values
-  std::vector<std::string> may_be_unknown = {};  // in the model: these are left out
-  bool first_of_tied = false;                    // takes the first value of a tied parameter whose names have different values
+  bool broadcast_from_rank0 = false;             // for full dicts: only rank 0 has a dict; the dicts of other ranks are ignored
+  std::vector<std::string> may_be_missing = {};  // names that the dict may lack: their values stay
+  std::vector<std::string> may_be_unknown = {};  // names that the model may lack: they are not loaded
+  bool first_of_tied = false;                    // if a tied parameter's names have different values, takes the value of the first name
 };
 
-// All functions here throw in the middle of a forward or backward pass. In a collective one, an error on one rank is thrown on all of them,
-// and then loading changes nothing. State dicts are copies, which later training does not change. Loading may round values to a narrower
-// dtype.
+// All functions here throw in the middle of a forward or backward pass. If a function is collective, an error on one rank is thrown on all
+// ranks, and then loading changes nothing. State dicts are copies, which later training does not change. Loading may round values to a
+// narrower dtype.
 
 /// Returns copies of all whole parameters and buffers. The names of a tied parameter share one tensor. Buffers are those of rank 0, in
 /// their original dtype. Collective.
 StateDict full_state_dict(ConstModuleRef model, const StateDictOptions& options = {});
-/// Loads each rank's part of the dict. All ranks have the same dict, or rank 0 alone has it and broadcasts its tensors one by one. One name
-/// of a tied parameter is enough. Collective.
+/// Loads each rank's part of the dict. All ranks have the same dict, or rank 0 alone has it and broadcasts its tensors one by one. The dict
+/// needs only one of the names of a tied parameter. Collective.
 void load_full_state_dict(ModuleRef model, const StateDict& dict, const LoadStateDictOptions& options = {});
 
 /// Returns the whole state of an optimizer: tensors in the shape of the parameter, and step counts. A tied parameter has its first name.
-/// Settings such as learning rates are not in it. Throws UsageError for state in eight bits (AdamW8bit), which has no whole form.
+/// The dict lacks settings such as learning rates. Throws UsageError for state in eight bits (AdamW8bit), which has no whole form.
 /// Collective.
 OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const StateDictOptions& options = {});
 /// Loads the state of an optimizer. Parameters that the dict does not name start without state. Collective.
@@ -57,8 +57,8 @@ void load_full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef mo
 struct ShardedTensor {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> shape = {};       // of the whole tensor
-  std::vector<TensorSlice> slices = {};  // none if this rank has nothing of it
-  std::vector<at::Tensor> values = {};   // one for each slice, in its sizes
+  std::vector<TensorSlice> slices = {};  // empty if this rank has no values of the tensor
+  std::vector<at::Tensor> values = {};   // one tensor for each slice, with the slice's sizes
 };
 using ShardedStateDict = std::map<std::string, ShardedTensor>;
 

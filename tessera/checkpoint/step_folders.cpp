@@ -88,7 +88,7 @@ std::vector<StepFolder> step_folders(const fs::path& prefix) {
 std::optional<std::string> why_incomplete(const fs::path& folder) {
   if (!is_listed_late(folder)) {
     if (!is_there(folder)) return fmt::format("there is no {}", folder.string());
-    if (!names_in(folder)) return fmt::format("{} is not a folder", folder.string());  // throws here if the folder can't be read
+    if (!names_in(folder)) return fmt::format("{} is not a folder", folder.string());  // names_in() throws if the folder can't be read
   }
   try {
     (void)read_manifest(folder);

@@ -29,8 +29,8 @@ enum class Check { Sizes, Checksums };
 /// incomplete or damaged, with a warning that says why. Only Check::Checksums, which reads every byte, finds damage inside files;
 /// otherwise load() finds it. Throws IoError if the parent folder can't be read, and UsageError for a checkpoint of another version.
 std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix, Check check = Check::Sizes);
-/// The same for programs of several ranks: rank 0 searches, so that all ranks resume from the same checkpoint. With `before`, only smaller
-/// steps count. Collective.
+/// The same for programs of several ranks: rank 0 searches, so that all ranks resume from the same checkpoint. If `before` is given,
+/// considers only steps below it. Collective.
 std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix, const Communicator& world, Check check = Check::Sizes,
                                             std::optional<int64_t> before = {});
 /// Whether the folder holds a manifest and the files of all ranks with their sizes. Reads no tensors: verify() does. Throws IoError if the
@@ -38,13 +38,13 @@ std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix,
 bool is_complete(const std::filesystem::path& folder);
 /// Returns why a folder is not a complete checkpoint; nothing if it is one.
 std::optional<std::string> why_incomplete(const std::filesystem::path& folder);
-/// Renames a folder that can't be loaded to FOLDER.damaged, so that its name is free, and logs why. Throws IoError if it can't be renamed,
-/// as no folder in a store can.
+/// Renames a folder that can't be loaded to FOLDER.damaged, so that its name is free, and logs why. Throws IoError if the folder can't be
+/// renamed, which is always so in an object store.
 void set_aside(const std::filesystem::path& folder, const std::string& why);
 /// Throws UsageError if the path is the prefix of a run: a file or folder of this name would hide the run's checkpoints from all commands.
 void expect_no_run(const std::filesystem::path& prefix);
-/// Makes PREFIX-latest a link to the folder PREFIX-step-N, for people and for scripts. In a store it is an object with the folder's name,
-/// by which step_folders() finds the last save even if the store's listing does not show it yet.
+/// Makes PREFIX-latest a link to the folder PREFIX-step-N, for people and for scripts. In an object store, PREFIX-latest is an object that
+/// contains the folder's name, so that step_folders() finds the last save even if the store does not list it yet.
 void link_latest(const std::filesystem::path& folder);
 /// If the target of PREFIX-latest has been removed, makes the link lead to the newest checkpoint that is left, or removes the link.
 void mend_latest(const std::filesystem::path& prefix);

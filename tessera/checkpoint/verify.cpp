@@ -40,7 +40,7 @@ Verified verify(const std::filesystem::path& path, const VerifyOptions& options)
   std::map<std::pair<size_t, uint64_t>, uint64_t> checked;  // the end of each range of bytes with a checksum, by its file and beginning
   for (const auto& bytes : catalog.checksums) {
     auto& end = checked[{bytes.file, bytes.begin}];
-    end = std::max(end, bytes.begin + bytes.bytes);  // an empty tensor lies where the next one begins
+    end = std::max(end, bytes.begin + bytes.bytes);  // an empty tensor begins where the next tensor begins
     if (options.cheap && !is_of_header(bytes)) continue;
     try {
       stored.verify(bytes);

@@ -38,7 +38,8 @@ Catalog renamed(Catalog catalog, const Renames& renames) {
   decltype(catalog.tensors) tensors;
   for (auto& [name, tensor] : catalog.tensors) {
     if (!tensors.try_emplace(renames(name), std::move(tensor)).second)
-      throw UsageError("the option renamed makes '{}' the name of '{}' and of another tensor", renames(name), name);
+      throw UsageError("the patterns in the option `renamed` rename '{}' to '{}', which is then also the name of another tensor", name,
+                       renames(name));
   }
   decltype(catalog.aliases) aliases;
   for (const auto& [alias, first] : catalog.aliases) aliases[renames(alias)] = renames(first);
@@ -65,7 +66,7 @@ void load_weights(ModuleRef module, const std::filesystem::path& path, const Wei
              {.may_be_missing = options.may_be_missing, .may_be_unknown = options.may_be_unknown, .first_of_tied = options.first_of_tied},
              path.string());
     const auto& topology = world.topology();
-    verify_share(*stored, world, topology.ranks_on(topology.host_of(world.local_ranks().front())));  // each host may have its own copy
+    verify_share(*stored, world, topology.ranks_on(topology.host_of(world.local_ranks().front())));  // each host may have its own files
   });
   AllOrNone reading;
   reading.attempt([&] { plan.load(); });

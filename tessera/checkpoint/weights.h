@@ -12,11 +12,11 @@ namespace tessera::checkpoint {
 
 /// Options of load_weights(): how a model may differ from the weights in the files. Patterns are regular expressions (ECMAScript).
 struct WeightsOptions {
-  std::vector<std::string> may_be_missing = {};  // whole names, such as "head\\..*", which keep their values if they are not in the files
+  std::vector<std::string> may_be_missing = {};  // whole names, such as "head\\..*", that the files may lack: their values stay
   std::vector<std::string> may_be_unknown = {};  // whole names that the model may lack
-  bool first_of_tied = false;                    // takes the first value of a tied parameter whose names have different values in the files
+  bool first_of_tied = false;                    // if a tied parameter's names have different values, takes the value of the first name
   /// Pairs of a pattern and its replacement, applied to each name in the files one after the other, as by std::regex_replace. The patterns
-  /// above are for the resulting names.
+  /// in may_be_missing and may_be_unknown match the resulting names.
   std::vector<std::pair<std::string, std::string>> renamed = {};
 };
 

@@ -115,7 +115,7 @@ TEST(Weights, MayHaveOtherNames) {
     };
     EXPECT_THAT(refusal({}), HasSubstr("it has no 'inner."));
     EXPECT_THAT(refusal({.renamed = {{"[", ""}}}), HasSubstr("'[' in the option renamed is not a regular expression"));
-    EXPECT_THAT(refusal({.renamed = {{"weight$", "bias"}}}), HasSubstr("and of another tensor"));
+    EXPECT_THAT(refusal({.renamed = {{"weight$", "bias"}}}), HasSubstr("also the name of another tensor"));
   });
 }
 

@@ -7,12 +7,12 @@
 namespace tessera::cli {
 namespace {
 
-/// Returns the text before its first full stop or semicolon, because shells list descriptions in little space.
+/// Returns the text up to its first full stop or semicolon, because shells list descriptions in little space.
 std::string beginning(const std::string& text) {
   return text.substr(0, std::min(text.find(". "), text.find("; ")));
 }
 
-/// {"shm", "gloo"} of an option whose type is "TEXT:{shm,gloo}"
+/// Returns {"shm", "gloo"} for an option whose type is "TEXT:{shm,gloo}".
 std::vector<std::string> choices_of(const CLI::Option& option) {
   const auto type = option.get_type_name();
   const auto begin = type.find('{'), end = type.rfind('}');

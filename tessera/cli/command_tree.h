@@ -27,7 +27,7 @@ struct CommandWords {
   std::string description;
   std::vector<FlagWords> flags;
   std::vector<CommandWords> commands;
-  Words rest = Words::None;  // the words that are neither flags nor commands
+  Words rest = Words::None;  // the kind of words that are neither flags nor commands
   std::vector<std::string> choices;
 };
 

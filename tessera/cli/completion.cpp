@@ -16,7 +16,7 @@
 namespace tessera::cli {
 namespace {
 
-/// Quotes a text for a shell, in single quotes. `quote` is how the shell writes a single quote inside.
+/// Puts a text into single quotes for a shell. `quote` is how the shell writes a single quote inside of them.
 std::string in_quotes(const std::string& text, const std::string& quote = R"('\'')") {
   return "'" + CLI::detail::find_and_replace(text, "'", quote) + "'";
 }
@@ -127,7 +127,7 @@ std::string zsh_action(Words words, const std::vector<std::string>& choices) {
   return words == Words::Choices ? "(" + joined(choices, " ") + ")" : words == Words::Paths ? "_files" : " ";
 }
 
-/// '(-n --ranks)-n[How many]:value: '. One line for each name.
+/// Returns lines such as '(-n --ranks)-n[How many]:value: ', one for each name of the flag.
 std::string zsh_flag(const FlagWords& flag) {
   std::string lines;
   for (const auto& name : flag.names) {

@@ -75,7 +75,7 @@ Chapter facts_of_transports() {
 
 Chapter (*chapter_of_xla)() = nullptr;
 
-/// The plugins of XLA devices, or why there can be none.
+/// Lists the plugins of XLA devices, or says why there can be none.
 Chapter facts_of_xla() {
   return chapter_of_xla != nullptr ? chapter_of_xla() : Chapter{"xla_plugins", {fact("cpu", "no: " + why_none_of("xla"))}};
 }
@@ -88,7 +88,7 @@ Fact rank_here() try {
   return fact("this_process", fmt::format("error: {}", error.what()));
 }
 
-/// The configuration file that launch would read, and the settings in it.
+/// Lists the configuration file that launch would read, and the settings in it.
 std::vector<Fact> facts_of_configuration() try {
   const auto file = config::usual_file();
   if (file.empty()) return {fact("file", {}, "none: tessera config makes one")};
@@ -103,7 +103,7 @@ std::vector<Fact> facts_of_configuration() try {
     facts.push_back(fact("error", error.what()));
   }
   return facts;
-} catch (const Error& error) {  // there is no home folder that could have the file
+} catch (const Error& error) {  // there is no home folder in which to look for the file
   return {fact("error", error.what())};
 }
 

@@ -20,7 +20,7 @@ struct Chapter {
   std::vector<Fact> facts;
 };
 
-/// A fact whose text is its value, or `otherwise` if it is not known.
+/// Makes a fact whose text is its value, or `otherwise` if the value is not known.
 Fact fact(std::string name, const std::optional<std::string>& value, const std::string& otherwise = "unknown");
 Fact bytes_fact(std::string name, std::optional<uint64_t> bytes, const std::string& otherwise = "unknown");
 
@@ -29,7 +29,7 @@ struct AddedXlaFacts {
   explicit AddedXlaFacts(Chapter (*facts)());
 };
 
-/// Processors, memory and their limits, and the system.
+/// Returns the facts of the system, the processors, the memory, and the limits of both.
 std::vector<Chapter> facts_of_machine();
 
 }  // namespace tessera::cli

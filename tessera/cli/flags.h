@@ -29,7 +29,7 @@ namespace tessera::cli {
 // Exit statuses of every program. A program may return others, too.
 inline constexpr int kFailed = 1, kWrongUsage = 2;
 
-/// Throws if something that was printed did not reach standard output.
+/// Throws IoError if something that was printed did not reach standard output.
 inline void expect_printed() {
   const int reason = std::fflush(stdout) == 0 ? 0 : errno;
   if (reason == 0 && std::ferror(stdout) == 0) return;
@@ -55,14 +55,15 @@ inline std::string words_of(const CLI::App& command, const CLI::ParseError& erro
     if (std::ranges::find(left, "--") != left.end()) return "'--' comes before a program to start, and this command starts none; leave '--' out";
   }
   if (dynamic_cast<const CLI::ConversionError*>(&error) == nullptr) return text;
-  const auto value = after(" = ");  // Could not convert: --seed = x
+  const auto value = after(" = ");  // the text is "Could not convert: --seed = x"
   const auto name = text.substr(text.find("--"), text.find(" = ") - text.find("--"));
   const auto* flag = command.get_option_no_throw(name);
   if (flag != nullptr && flag->get_items_expected_max() == 0) return name + " takes no value";
   return name + ": '" + value + "' is not a whole number, or too large";
 }
 
-/// Parses the command line and calls the callbacks of `app`. Returns whether the program has to run: not after --help or --version.
+/// Parses the command line and calls the callbacks of `app`. Returns whether the program has to run, which it has not after --help or
+/// --version.
 inline bool read_flags(CLI::App& app, std::vector<std::string> arguments, const Reasons& reasons = {}) try {
   arguments = known_arguments(app, std::move(arguments), reasons);
   std::ranges::reverse(arguments);  // the order that CLI11 takes
@@ -94,7 +95,7 @@ class Program : public CLI::App {
   /// `examples` are the command lines that its help shows.
   Program(const std::string& description, const std::string& name, const std::vector<std::string>& examples = {})
       : CLI::App(description, name) {
-    group("Commands");  // the heading of its commands in the help; CLI11 copies the group to each command that is added
+    group("Commands");  // the heading of the commands in the help; CLI11 copies the group to each command that is added
     formatter(std::make_shared<Help>());
     footer(Help::footer_of(examples));
     set_help_flag("-h,--help", "Print this help and exit");
@@ -113,8 +114,8 @@ class Program : public CLI::App {
   /// Sets the function that tells why the program refuses a flag or command of another launcher.
   void set_reasons(Reasons reasons) { reasons_ = std::move(reasons); }
 
-  /// Parses the command line, runs `body` and returns the exit status. Prints an error: one of the command line gives kWrongUsage, any other
-  /// kFailed.
+  /// Parses the command line, runs `body` and returns the exit status. Prints errors: an error in the command line gives kWrongUsage, any
+  /// other error kFailed.
   int run(int argc, char** argv, const std::function<int()>& body) {
     int status_of_error = kWrongUsage;
     try {

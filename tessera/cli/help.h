@@ -60,7 +60,7 @@ class Help : public CLI::Formatter {
   /// Whether output to the stream may have colours: it is a terminal that can show them, and the user did not refuse them (no-color.org).
   static bool has_colour(int stream) { return ::isatty(stream) != 0 && env("TERM").value_or("dumb") != "dumb" && !env("NO_COLOR"); }
 
-  /// Makes "Options:" and the like bold, also the first word of a line of usage.
+  /// Makes headings such as "Options:" bold, and the first word of a usage line.
   static std::string with_bold_headings(const std::string& text) {
     std::string result;
     std::istringstream all(text);
@@ -73,7 +73,7 @@ class Help : public CLI::Formatter {
     return result;
   }
 
-  /// " INT", or " {shm,gloo}" where CLI11 has "TEXT:{shm,gloo}"
+  /// Returns " INT", or " {shm,gloo}" where CLI11 has "TEXT:{shm,gloo}".
   static std::string value(const CLI::Option& option) {
     const auto type = option.get_type_size() == 0 ? std::string() : option.get_type_name();
     const auto colon = type.find(':');
@@ -108,7 +108,7 @@ class Help : public CLI::Formatter {
   }
 };
 
-/// The help of a command that takes a program and the program's arguments. CLI11's usage line would not show these, because they are not
+/// The help of a command that takes a program and the program's arguments. CLI11's usage line would show neither, because they are not
 /// options of the command.
 class HelpWithUsage : public Help {
  public:

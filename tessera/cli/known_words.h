@@ -42,7 +42,7 @@ inline CLI::Validator one_of(const std::vector<std::string>& words) {
       "{" + CLI::detail::join(words, ",") + "}");
 }
 
-/// "tessera ckpt verify --help"
+/// Returns a command line such as "tessera ckpt verify --help".
 inline std::string help_command(const CLI::App& command) {
   std::string text = "--help";
   for (const auto* app = &command; app != nullptr; app = app->get_parent()) text = app->get_name() + " " + text;
@@ -72,7 +72,7 @@ inline std::string nearest_flag(const std::string& given, const std::vector<std:
   return best;
 }
 
-/// Returns the error for an unknown flag at `place`. Shows the word after it as its value if the nearest known flag takes one.
+/// Returns the error for an unknown flag at `place`. If the nearest known flag takes a value, the error shows the next word as its value.
 inline ConfigError no_such_flag(const CLI::App& command, const std::vector<std::string>& arguments, size_t place, const Reasons& reasons) {
   auto shown = arguments[place];
   auto name = shown.substr(0, shown.find('='));
@@ -104,7 +104,7 @@ inline ConfigError no_such_command(const CLI::App& command, const std::string& g
   auto text = given.empty() ? "a command is missing" : "there is no command '" + given + "'";
   auto nearest = nearest_name(given, known);
   for (const auto* each : command.get_subcommands({})) {
-    // The word may be the command of another command: merge is one of ckpt.
+    // The word may be a command of one of these commands: `merge` is a command of `ckpt`.
     const auto is_it = [&](const CLI::App* inner) { return inner->get_name() == given; };
     if (nearest.empty() && !each->get_subcommands(is_it).empty()) nearest = each->get_name() + " " + given;
   }
@@ -113,12 +113,13 @@ inline ConfigError no_such_command(const CLI::App& command, const std::string& g
   return ConfigError(text + "; choose one of " + CLI::detail::join(known, ", ") + program);
 }
 
-/// Returns the arguments with dashes in place of the underscores in flags, and with --help at the end in place of the command "help". Throws
-/// ConfigError for unknown flags and commands, because CLI11 would complain of missing required ones first.
+/// Returns the arguments with dashes in place of the underscores in flags, and with --help at the end in place of the command "help".
+/// Throws ConfigError for unknown flags and commands before CLI11 parses, because CLI11 would first complain of required flags that are
+/// missing.
 inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector<std::string> arguments, const Reasons& reasons) {
   const auto* command = &app;
   bool has_flags = false, wants_help = false;
-  size_t places = 0;  // positional arguments so far
+  size_t places = 0;  // how many positional arguments there were so far
   for (size_t i = 0; i < arguments.size(); i++) {
     auto& argument = arguments[i];
     if (argument.size() > 1 && argument.front() == '-' && argument != "--") {
@@ -148,7 +149,7 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
       if (argument == "--") arguments.erase(place);
       return arguments;
     } else if (argument == "--") {
-      break;  // what follows belongs to no flag, whatever it looks like
+      break;  // all later words are arguments, even if they look like flags
     } else {
       const auto is_it = [&](const CLI::App* each) { return each->get_name() == argument; };
       const bool has_commands = !command->get_subcommands({}).empty();
@@ -159,7 +160,7 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
       }
       const auto found = command->get_subcommands(is_it);
       const auto has_place = [](const CLI::Option* option) { return option->get_positional(); };
-      size_t most = 0;  // positional arguments that the command takes
+      size_t most = 0;  // how many positional arguments the command takes
       for (const auto* option : command->get_options(has_place)) most += static_cast<size_t>(option->get_items_expected_max());
       if (found.empty() && places < most) {
         places++;

@@ -53,7 +53,7 @@ std::optional<std::string> first_in(const fs::path& path, const std::string& nam
   return values.empty() ? std::nullopt : std::optional(values.front());
 }
 
-/// A line of /proc/meminfo.
+/// Returns the number in a line of /proc/meminfo, times `unit`.
 std::optional<int64_t> meminfo(const std::string& name, int64_t unit = 1024) {
   const auto number = train::leading_number(first_in("/proc/meminfo", name).value_or(""));
   return number ? std::optional(*number * unit) : std::nullopt;
@@ -92,7 +92,7 @@ Chapter memory_of_host() {
                          : fact("huge_pages", {})}};
 }
 
-/// The folders of this process's control group and of all groups above it: those of this controller in version 1, and those of version 2.
+/// Returns the folders of this process's control group and of all groups above it, in version 1 for this controller, and in version 2.
 std::vector<fs::path> control_groups(const std::string& controller) {
   std::vector<fs::path> found;
   std::ifstream stream("/proc/self/cgroup");
@@ -111,7 +111,7 @@ std::vector<fs::path> control_groups(const std::string& controller) {
   return found;
 }
 
-/// The least memory limit of this process's control group and of all groups above it.
+/// Returns the least memory limit of this process's control group and of all groups above it.
 std::optional<int64_t> memory_limit() {
   constexpr int64_t kNone = int64_t{1} << 60;  // version 1 says "no limit" by a number larger than this
   std::optional<int64_t> least;
@@ -124,7 +124,7 @@ std::optional<int64_t> memory_limit() {
   return least;
 }
 
-/// How many processors' time the control groups allow this process: 1.5 is that of one and a half.
+/// Returns how much processor time the control groups allow this process: 1.5 is the time of one and a half processors.
 std::optional<double> processor_limit() {
   std::optional<double> least;
   const auto take = [&](const std::string& quota, const std::string& period) {

@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
     chosen = [] { return std::puts(TESSERA_VERSION) < 0 ? tessera::cli::kFailed : 0; };
   });
   version->footer(tessera::cli::Help::footer_of({"tessera version"}));
-  // known_arguments() turns `help` before a command into --help behind it; this only lists it.
+  // known_arguments() turns `help COMMAND` into `COMMAND --help`; the command `help` is added only to be listed.
   app.add_subcommand("help", "Explains a command: tessera help launch")->footer(tessera::cli::Help::footer_of({"tessera help launch"}));
   // Set last, because a command that is added takes the footer that the program has by then.
   app.footer(tessera::cli::Help::footer_of({"tessera launch -n 2 ./train --epochs 3", "tessera ckpt inspect run/mnist", "tessera env"}));

@@ -30,7 +30,8 @@ class Output {
   /// The text to write before a line, so that the line overwrites the progress bar that a rank may have drawn on this terminal. The rank
   /// draws the bar again. Empty if this is not a terminal.
   std::string fresh_line() const;
-  /// "lost 12 bytes: No space left on device"; nothing if all was written, or was dropped because the reader of a pipe or terminal is gone.
+  /// Returns a message such as "lost 12 bytes: No space left on device"; nothing if all was written, or was dropped because the reader of a
+  /// pipe or terminal is gone.
   std::optional<std::string> trouble() const;
 
  private:
@@ -41,7 +42,7 @@ class Output {
   Kind kind_ = Kind::File;
   Fd own_;  // a pipe or terminal opened again, non-blocking; other processes share the original, which must stay blocking
   std::string pending_;
-  uint64_t lost_ = 0;  // bytes
+  uint64_t lost_ = 0;  // how many bytes were lost
   int reason_ = 0;     // errno of the first loss
 };
 

@@ -16,7 +16,7 @@ std::map<std::string, AddCommand>& commands() {
   return all;
 }
 
-/// Why each package could not be loaded; empty for one that was loaded.
+/// Why each package could not be loaded; empty for a package that was loaded.
 std::map<std::string, std::string>& faults() {
   static std::map<std::string, std::string> all = {{"models", {}}, {"xla", {}}};
   return all;

@@ -1,5 +1,5 @@
-// Commands that need another package than the core. They are in the package's module libtessera_cli_NAME.so, next to the library. When
-// the program loads the module, it registers its commands here.
+// Commands that need another package than the core. They are in the package's module libtessera_cli_NAME.so, next to the library, and are
+// registered here when the program loads the module.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,8 @@ namespace tessera::cli {
 /// A function that adds a command to the command line. After parsing, `chosen` runs the command that was given.
 using AddCommand = void (*)(CLI::App& parent, std::function<int()>& chosen);
 
-/// Registers a command, such as "data", while its module is loaded.
+/// Its constructor registers a command, such as "data". A module has global objects of this type, so its commands are registered when the
+/// program loads it.
 struct AddedCommand {
   AddedCommand(const std::string& name, AddCommand add);
 };
@@ -26,7 +27,7 @@ void load_packages();
 /// Throws ConfigError if the package was not loaded. `what` names the command that needs it: "tessera data".
 void expect_package(const std::string& package, std::string_view what);
 
-/// Adds the command of a package or, if the package was not loaded, a command of that name that says so.
+/// Adds the command of a package or, if the package was not loaded, a command of the same name that throws an error about that.
 void add_command_of(const std::string& package, const std::string& name, CLI::App& parent, std::function<int()>& chosen);
 
 }  // namespace tessera::cli

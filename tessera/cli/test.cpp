@@ -236,8 +236,8 @@ void keep_limit(const TestFlags& flags, std::function<std::string()> held) {
   }).detach();
 }
 
-/// Throws ConfigError if both flags and a launcher say how many ranks there are or what they talk over, or if TESSERA_TRANSPORT is set
-/// without a launcher. `has_choice`: whether flags say it.
+/// Throws ConfigError if a launcher started this rank and the command line has --ranks or --transport as well, or if no launcher started it
+/// and TESSERA_TRANSPORT is set. `has_choice`: whether the command line has --ranks or --transport.
 void expect_one_master(bool has_choice) {
   if (identity_from_environment()) {
     if (!has_choice) return;

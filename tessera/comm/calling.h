@@ -21,7 +21,7 @@ class Calling : NoCopy {
   const bool is_outermost_;
 };
 
-// Parts of a Subject that tell which advice to add to an error, and advice that several errors give.
+// Parts of a Subject by which envelope.cpp chooses the advice in an error, and advice that several errors give.
 
 /// Part of Subject::unit if the reduction adds to gradients that shards have kept.
 inline constexpr std::string_view kEarlierGradients = "earlier gradients";

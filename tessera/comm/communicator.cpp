@@ -40,7 +40,8 @@ void note_write(const at::Tensor& tensor) {
   if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-/// Returns the number of the group that operation `sequence` of the group `whole` makes of the ranks with this color.
+/// Returns the number of the new group that the ranks with this color form, when operation `sequence` splits the group with the number
+/// `whole`.
 uint64_t number_of_part(uint64_t whole, uint64_t sequence, int color) {
   constexpr uint64_t kMixer = 0x9e3779b97f4a7c15;
   return ((whole ^ (sequence + 1)) * kMixer ^ static_cast<uint64_t>(color + 1)) * kMixer;
@@ -111,7 +112,7 @@ Work Communicator::meet(Subject subject) const {
     for (;;) {
       try {
         return group.run(envelope, {}, limit, nothing);
-      } catch (const DisagreementError&) {  // another rank was in another operation, and that has failed with this error
+      } catch (const DisagreementError&) {  // another rank was in another operation, which has failed with this error, too
       } catch (const UsageError&) {         // another rank could not take part in its operation
       }
     }

@@ -28,19 +28,19 @@ class Communicator {
  public:
   explicit Communicator(std::shared_ptr<Group> group, std::chrono::milliseconds limit = kOperationLimit);
 
-  /// The rank of this process. Throws UsageError if the process stands for several ranks or traces (see local_ranks).
+  /// The rank of this process. Throws UsageError if the process runs as several ranks (see local_ranks).
   int rank() const;
   int size() const { return traits().size; }
   /// Which ranks share a host.
   const Topology& topology() const { return traits().topology; }
-  /// The ranks that this process stands for: one, except on a tracing engine.
+  /// The ranks as which this process runs: one, or all on a tracing engine.
   const std::vector<int>& local_ranks() const { return traits().local_ranks; }
-  /// Whether this process stands for rank 0, which prints, and writes files that are needed only once.
+  /// Whether this process runs as rank 0, which prints, and writes files that are needed only once.
   bool is_first() const { return local_ranks().front() == 0; }
   /// The number of a rank of this group in the world from which the group was split. Errors name ranks by it.
   int world_rank(int rank) const { return traits().world_ranks[rank]; }
   bool same_group(const Communicator& other) const { return group_ == other.group_; }
-  /// The same for all copies of a communicator, and different from any other's as long as one of the copies exists.
+  /// Is the same for all communicators of one group, and differs from the id of every other group while one of them exists.
   const void* id() const { return group_.get(); }
   /// The group's ranks, and the properties of its engine: name, device, preferred packing, whether it traces.
   const GroupTraits& traits() const;
@@ -49,8 +49,8 @@ class Communicator {
   std::chrono::milliseconds limit() const { return limit_; }
   Communicator with_limit(std::chrono::milliseconds limit) const { return Communicator(group_, limit); }
 
-  /// Fills each `whole` with the `own` parts of all ranks, in rank order. Any dtype; whole.numel() == size() * own.numel(). `operands`:
-  /// see Request.
+  /// Fills each `whole` with the `own` parts of all ranks, in rank order. The dtype may be any; whole.numel() == size() * own.numel().
+  /// `operands`: see Request.
   Work all_gather(std::span<const Piece> pieces, Subject subject = {}, std::span<at::Tensor> operands = {}) const;
   /// Fills each `own` with this rank's part of the `whole` tensors of all ranks, reduced in the order that Topology defines. The `whole`
   /// tensors do not change.
@@ -65,8 +65,8 @@ class Communicator {
   /// DisagreementError.
   Work meet(Subject subject = {}) const;
 
-  /// Collective: the smallest and the largest of the ranks' numbers. They are sent with the agreement, so they cost no message of their
-  /// own.
+  /// Collective: the smallest and the largest of the ranks' numbers. The numbers are sent in the messages by which ranks agree about an
+  /// operation, so they cost no message of their own.
   Extremes extremes(uint64_t own, Subject subject) const;
   /// Collective: the text of each rank, in rank order.
   std::vector<std::string> texts(const std::string& own, Subject subject) const;
@@ -87,7 +87,8 @@ class Communicator {
   /// Collective, with the same shape on every rank: memory that all ranks of the group see, or why there is none.
   SharedAttempt share(const AreaShape& shape, Subject subject = {}) const;
 
-  /// This rank's chunk of a flat tensor that every rank has in full: chunk r of size() equal ones. The end is padded with zeros.
+  /// This rank's chunk of a flat tensor that every rank has in full. The tensor is padded at its end with zeros and divided into size()
+  /// equal chunks.
   at::Tensor own_chunk(const at::Tensor& flat) const;
   /// The value that each of local_ranks() sees; from_replicas is the inverse.
   std::vector<at::Tensor> replicas(const at::Tensor& tensor) const;
@@ -97,13 +98,13 @@ class Communicator {
 
   /// Notes where the program is ("backward" of a unit), for reports about jobs that hang.
   void enter(std::string_view phase, std::string_view unit = {}) const;
-  /// Marks the end of a training step, for tracing engines. Does nothing on others.
+  /// Marks the end of a training step, for tracing engines. Does nothing on other engines.
   void step_done() const;
   /// For a rank that can't continue: ends this group and all groups related to it by splits. All their ranks get an error with this reason,
   /// now or at their next operation.
   void abort(std::string_view reason) const noexcept;
 
-  /// 1, 2, 3...: numbers for objects that all ranks create in the same order.
+  /// Returns 1, 2, 3... in turn, to number objects that all ranks create in the same order.
   uint64_t next_number() const;
 
   /// Counts an operation that ran by other means, such as a reduction through shared memory.

@@ -98,10 +98,10 @@ void check_all_gather(const Communicator& world, int64_t numel, at::ScalarType d
   std::vector<at::Tensor> parts;
   for (int r = 0; r < size; r++) parts.push_back(values(world, r, numel, dtype));
   const auto expected = at::cat(parts);
-  // One piece has its `own` outside of `whole`, the other has it at its place inside.
+  // One piece has its `own` outside of `whole`, the other at this rank's place inside `whole`.
   const Piece apart{.whole = filled(world, size * numel, 0, dtype), .own = values(world, numel, dtype)};
   std::vector<Piece> pieces = {apart};
-  if (world.local_ranks().size() == 1) {  // several ranks would have several places
+  if (world.local_ranks().size() == 1) {  // `own` can't lie at the places of several ranks
     Piece inside{.whole = filled(world, size * numel, 0, dtype), .own = {}};
     inside.own = inside.whole.narrow(0, world.local_ranks().front() * numel, numel);
     inside.own.copy_(apart.own);
@@ -174,7 +174,7 @@ void check_order(const Communicator& world) {
   }
 }
 
-/// The last rank calls another operation than the others. All ranks must get the same error, and be able to continue.
+/// The last rank calls another operation than the other ranks. All ranks must get the same error, and be able to continue.
 void check_disagreement(const Communicator& world) {
   const bool odd_one = world.rank() == world.size() - 1;
   const auto named = fmt::format("rank {} at operation", world.size() - 1);
@@ -239,7 +239,7 @@ std::vector<ConformanceCheck> conformance_checks(const Communicator& world) {
          [=](const auto&... given) { check_reduce_scatter(given..., mixed); });
   }
   add("barrier", "", [](const auto& c) { c.barrier(); });
-  // A tracing engine has one program for all parts of a split, so they must have one size.
+  // A tracing engine has one program for all parts of a split, so the parts must have the same size.
   if (!traces || world.size() % 2 == 0) add("split", "every second rank, and one by one", check_split);
   if (!simulated) add("order", "eight operations at once", check_order);
   if (!simulated && world.size() > 1) {

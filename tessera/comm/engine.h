@@ -20,12 +20,12 @@ struct Meeting {
   StorePtr store;  // only this world uses it
   Identity identity;
   Topology topology;
-  c10::Device device = c10::kCPU;  // of this rank's tensors
+  c10::Device device = c10::kCPU;  // the device of this rank's tensors
   std::chrono::milliseconds start_limit;
-  Clock::time_point end;  // of the start
+  Clock::time_point end;  // the time limit of the start
 };
 
-/// The result of connecting, the same on every rank: a link, or the reason in `why_not` if there is none.
+/// The result of connecting, the same on every rank: a link, or the reason in `why_not` if there is no link.
 struct Connection {
   std::shared_ptr<Link> link = nullptr;
   std::string why_not = {};

@@ -83,7 +83,7 @@ Communicator wrap(GroupTraits traits, Connection connection, const InitOptions& 
 struct Introduction {
   std::string transport;
   c10::Device device;
-  std::string device_name;  // on the host
+  std::string device_name;  // see name_on_host()
   std::string host;
 };
 
@@ -150,7 +150,8 @@ void start_log(int rank) {
   });
 }
 
-/// The world of a process that is all ranks, if the program or its user names such an engine or its device.
+/// Makes the world of a process that is all ranks, if the options or the environment name an engine for that, or the device of such an
+/// engine. Otherwise returns nothing.
 std::optional<Communicator> world_of_this_process(const InitOptions& options) {
   const auto transport = chosen_transport(options);
   const auto device = options.device.value_or(default_device()).type();
@@ -200,7 +201,7 @@ std::string why_unfit(const Engine& engine, const Topology& topology, std::span<
   return {};
 }
 
-/// The engines to try, in this order: those for the device come before those that move host memory.
+/// The engines to try, in this order: engines for the device come before engines that move host memory.
 std::vector<Engine> candidates(const std::string& transport, c10::Device device) {
   std::vector<Engine> found;
   for (const auto& engine : engines()) {
@@ -227,7 +228,7 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
                         .end = wait.end};
   const auto& topology = meeting.topology;
   warn_of_threads(identity.rank, static_cast<int>(topology.ranks_on(topology.host_of(identity.rank)).size()));
-  std::string trouble;  // why the engine before can't be used
+  std::string trouble;  // why the previous engine can't be used
   for (const auto& engine : candidates(transport, device)) {
     if (auto why = why_unfit(engine, topology, ranks); !why.empty()) {
       if (transport != kAuto) throw ConfigError(why);

@@ -24,16 +24,16 @@ struct InitOptions {
   /// a GPU of its own; otherwise data goes through host memory.
   std::optional<c10::Device> device = {};
   std::chrono::milliseconds start_limit = kStartLimit;
-  std::chrono::milliseconds start_notice = std::chrono::seconds(10);  // after which a warning says who is missing at the start
+  std::chrono::milliseconds start_notice = std::chrono::seconds(10);  // after this time, a warning names the missing ranks
   std::chrono::milliseconds operation_limit = kOperationLimit;
 };
 
-/// Joins the world that the environment describes: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them, or the variables
-/// of Open MPI's mpirun. Without them the process is a world of one. TESSERA_STORE=file:/path makes the ranks meet in a new file instead
-/// of at MASTER_ADDR. Blocks until all ranks have joined. After `start_limit` it throws an error that names the missing ranks.
+/// Joins the world that the environment describes: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them, or the variables of
+/// mpirun or srun. Without them the process is a world of one. TESSERA_STORE=file:/path makes the ranks meet in a new file instead of at
+/// MASTER_ADDR. Blocks until all ranks have joined. After `start_limit` it throws an error that names the missing ranks.
 Communicator init(const InitOptions& options = {});
 
-/// The number of this rank on its host, for choosing a device: LOCAL_RANK, or mpirun's variable. 0 for a single process.
+/// The number of this rank on its host, for choosing a device: LOCAL_RANK, or the variable of mpirun or srun. 0 for a single process.
 int local_rank();
 
 /// Joins through a store that the program already has.

@@ -79,7 +79,8 @@ Communicator alone_in(const Communicator& world) {
   return self_world(world.world_rank(world.local_ranks().front()), device).with_limit(world.limit());
 }
 
-/// This rank's group along each axis. An axis of all ranks, or of one, needs no group of its own.
+/// This rank's group along each axis. An axis of all ranks has the world as its group, and an axis of one rank the group of this rank
+/// alone.
 std::vector<Communicator> groups_along(const Communicator& world, const std::vector<MeshAxis>& axes, const std::vector<int>& places) {
   std::vector<Communicator> groups;
   for (size_t i = 0; i < axes.size(); i++) {

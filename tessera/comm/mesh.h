@@ -16,12 +16,12 @@ struct MeshShape {
 
 struct MeshAxis {
   std::string name;
-  int size = 1;  // at most one axis may have -1: as many as the others leave
+  int size = 1;  // at most one axis may have -1: as many ranks as the other axes leave
 };
 
 /// A value, cheap to copy. Equal meshes of one world share their groups. The last axis varies fastest, so ranks along it are consecutive,
-/// such as those of a host. A mesh of one axis shards a model over it; a mesh of two replicates over the first and shards over the second.
-/// From a mesh with more axes, `sub` takes those that a model needs.
+/// such as those of a host. A mesh of one axis shards a model over it; a mesh of two axes replicates over the first and shards over the
+/// second. From a mesh with more axes, `sub` takes the axes that a model needs.
 class Mesh {
  public:
   /// One axis, "shard". Implicit, so that a Communicator can be passed as a mesh.
@@ -70,7 +70,7 @@ class Mesh {
   Communicator world_;
   std::vector<MeshAxis> axes_;
   std::vector<int> places_;
-  std::vector<Communicator> groups_;  // this rank's, along each axis
+  std::vector<Communicator> groups_;  // this rank's group along each axis
   Communicator alone_;
 };
 

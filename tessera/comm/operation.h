@@ -24,13 +24,13 @@ enum class Reduce { Sum, Mean, Min, Max };
 struct Subject {
   std::string_view unit = {};  // "layers.3", or another name of the caller's choice
   uint64_t number = 0;         // distinguishes units of the same name
-  uint64_t version = 0;        // of the parameters that are moved
+  uint64_t version = 0;        // the version of the parameters that are moved
   uint64_t members = 0;        // a hash over which of the unit's parameters are moved
   /// Names whoever has written the parameters last, such as an optimizer with its options. Empty if unknown, which agrees with any writer.
   std::string_view writer = {};
 };
 
-/// The unit that tessera::recover names: ranks enter it from different points of their programs, so disagreement is expected there.
+/// The Subject::unit of tessera::recover. Ranks enter it from different points of their programs, so they may disagree.
 inline constexpr std::string_view kRecovery = "tessera::recover";
 
 /// One buffer of a unit, and the part of it that belongs to this rank. `own` may lie inside `whole`, but only at this rank's place.
@@ -42,9 +42,9 @@ struct Piece {
   std::shared_ptr<double> squares = {};
 };
 
-/// How the values of all ranks become one. Unset dtypes: values are sent in their own dtype, and added in that dtype, or in float32 if it
-/// is a narrower floating dtype. Where sums have no defined order (GroupTraits::sums), values are added in the dtype in which they are
-/// sent.
+/// How the values of all ranks are reduced to one. Unset dtypes: values are sent in their own dtype, and added in that dtype, or in float32
+/// if it is a narrower floating dtype. Where sums have no defined order (GroupTraits::sums), values are added in the dtype in which they
+/// are sent.
 struct Reduction {
   Reduce op = Reduce::Sum;
   std::optional<at::ScalarType> wire_dtype = {};
@@ -62,12 +62,12 @@ struct Request {
   /// all_reduce and broadcast have one piece, whose `own` and `whole` are the tensor that they change.
   c10::SmallVector<Piece, 2> pieces;
   Reduction reduction = {};
-  int root = 0;  // of a broadcast
+  int root = 0;  // the rank whose tensor a broadcast copies
   /// The other operands of the operator that needs a gathered unit. Only a tracing engine uses them: it makes the gather depend on them,
   /// and may replace them by equal values.
   std::span<at::Tensor> operands = {};
 
-  /// Whether `own` is one part of `whole` for each rank: all_gather and reduce_scatter.
+  /// Whether `whole` has one part for each rank, and `own` is one such part: true for all_gather and reduce_scatter.
   bool has_parts() const { return operation == Operation::AllGather || operation == Operation::ReduceScatter; }
 };
 

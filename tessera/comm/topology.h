@@ -8,8 +8,8 @@ namespace tessera {
 
 /// A value. Hosts are numbered in the order of their first ranks.
 ///
-/// On every transport, sums have one order: over the ranks of each host in rank order, then over the hosts in host order. A sum that is
-/// first computed within hosts and then across them therefore has the same bits as a sum that one rank computes alone.
+/// Transports with SumOrder::Defined add first over the ranks of each host, in rank order, then over the hosts, in host order. A sum that
+/// is first computed within hosts and then across them therefore has the same bits as a sum that one rank computes alone.
 class Topology {
  public:
   /// `host_of[r]`: any number that identifies the host of rank r.

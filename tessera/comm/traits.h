@@ -17,12 +17,12 @@ enum class Packing { OneBuffer, BufferPerParameter };
 enum class SumOrder { Defined, Any };
 
 struct GroupTraits {
-  std::string name;        // of the engine
+  std::string name;        // the engine's name
   bool simulated = false;  // the other ranks do not exist
   int size = 1;
-  Topology topology = Topology::one_host(1);  // of all `size` ranks
-  std::vector<int> local_ranks = {0};         // the ranks that this process's tensors stand for; a tracing engine has them all
-  std::vector<int> world_ranks = {};          // of each rank, its number in the world from which the group was split
+  Topology topology = Topology::one_host(1);  // the hosts of all `size` ranks
+  std::vector<int> local_ranks = {0};         // the ranks whose values this process's tensors hold: one, or all on a tracing engine
+  std::vector<int> world_ranks = {};          // for each rank, its number in the world from which the group was split
   c10::Device device = c10::kCPU;             // where tensors must be
   Packing packing = Packing::OneBuffer;
   SumOrder sums = SumOrder::Defined;

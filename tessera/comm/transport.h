@@ -18,14 +18,14 @@ class Link;
 
 /// How an operation starts.
 struct Launch {
-  std::string_view unit;                           // that the operation is about; valid during the call
+  std::string_view unit;                           // the unit that the operation is about; valid only during the call
   Event inputs = {};                               // on a device, the operation runs after this point of the caller's stream
   std::chrono::steady_clock::time_point end = {};  // when the operation must have ended
 };
 
 /// The result of an operation. On the host the operation has ended; on a device the results are ready after the event.
 struct Moved {
-  uint64_t bytes = 0;  // sent to other ranks
+  uint64_t bytes = 0;  // how many were sent to other ranks
   Event ready = {};
 };
 
@@ -43,8 +43,8 @@ class Transport {
   /// All pieces have one dtype, and tensors are contiguous. Both dtypes of a reduction are set.
   virtual Moved run(const Request& request, const Launch& start) = 0;
 
-  /// Ranks with equal numbers in `colors`, one per rank, form a new group, in the order of their ranks. `part` is the link among them, null
-  /// where the group has none.
+  /// Ranks with equal numbers in `colors`, one per rank, form a new group, in the order of their ranks. `part` is the new group's link, or
+  /// null if this group has no link.
   virtual std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> part) = 0;
 
   /// The value that each local rank sees; from_replicas is the inverse. One value on engines with one rank per process.

@@ -11,7 +11,7 @@ namespace tessera {
 /// Every collective returns a Work. Dropping it does not cancel the operation. The operation keeps its buffers alive until it has ended.
 class [[nodiscard]] Work {
  public:
-  /// Implemented by an engine. On a device, the operation runs after what its caller had queued on the current stream.
+  /// The operation itself. On a device, it runs after what its caller had queued on the current stream.
   struct State {
     virtual ~State() = default;
     virtual void wait() = 0;

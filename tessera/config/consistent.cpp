@@ -24,7 +24,7 @@ std::string with_resharding(const std::string& strategy, bool reshards) {
   return is_hybrid ? "HYBRID_SHARD_ZERO2" : "SHARD_GRAD_OP";
 }
 
-/// "config.yaml:7", or "the default".
+/// Returns where a setting comes from, such as "config.yaml:7", or "the default".
 std::string_view place_of(const Settings& settings, std::string_view key) {
   return settings.is_set(key) ? std::string_view(settings.setting(key).where) : "the default";
 }
@@ -44,7 +44,7 @@ void expect_need(const Settings& settings, std::string_view key, std::string_vie
                     place_of(settings, other));
 }
 
-/// Checks the needs and contradictions in the rows of all keys.
+/// Throws if settings do not meet the needs in the rows of keys, or have values that contradict each other there.
 void expect_rows(const Settings& settings) {
   const auto holds = [&](std::string_view key, std::string_view value) {
     return settings.is_set(key) && (value.empty() ? !settings.is_usual(key) : settings.text(key) == value);
@@ -62,14 +62,14 @@ std::string_view key_of_sizes(const Settings& settings) {
   return has_copies ? "parallelism_config_dp_replicate_size" : "parallelism_config_dp_shard_size";
 }
 
-/// The key that decides the strategy.
+/// Returns the key that decides the strategy.
 std::string_view key_of_strategy(const Settings& settings, const std::string& strategy) {
   if (settings.text("distributed_type") != "FSDP") return "distributed_type";
   return settings.text("fsdp_reshard_after_forward") == strategy ? "fsdp_reshard_after_forward" : "fsdp_sharding_strategy";
 }
 
-/// Sizes divide ranks into copies of a sharded model. They contradict a strategy that shards nothing, and a HYBRID one if there is only one
-/// copy.
+/// Throws if the sizes of parallelism_config contradict the strategy: a dp_shard_size above 1 contradicts NO_SHARD, and a single copy of
+/// the model contradicts a HYBRID strategy.
 void expect_sizes_of_strategy(const Settings& settings, const std::string& strategy) {
   if (!settings.has_sizes()) return;
   const bool has_copies = settings.integer("parallelism_config_dp_replicate_size") > 1;
@@ -88,7 +88,7 @@ void expect_one_strategy(const Settings& settings) {
   if (!agree) contradict(settings, "fsdp_reshard_after_forward", "fsdp_sharding_strategy");
 }
 
-/// Refuses values of Tessera's own keys that contradict several others.
+/// Throws if a value of one of Tessera's own keys contradicts several other keys together.
 void expect_own_keys(const Settings& settings) {
   const auto strategy = settings.sharding_strategy();
   if (settings.integer("tessera_reshard_ranks") > 0 && keeps_unsharded(strategy))
@@ -160,8 +160,8 @@ std::string Settings::keyed_strategy() const {
   const auto& [reshard, reshard_origin, reshard_where] = setting("fsdp_reshard_after_forward");
   if (reshard_origin == Origin::Default || strategy_origin > reshard_origin) return strategy;
   const bool is_bool = reshard == "true" || reshard == "false";
-  // Accelerate's launch passes both keys to ranks, one of them with a default that nobody wrote: the strategy FULL_SHARD while the other key
-  // names another one, or `true` while the strategy is one of version 1.
+  // Accelerate's launch passes both keys to ranks, although the user wrote only one of them. The other key then has a default: FULL_SHARD
+  // while fsdp_reshard_after_forward names another strategy, or `true` while fsdp_sharding_strategy names any strategy.
   if (strategy_origin == reshard_origin && text("fsdp_version") == "1" && (is_bool || strategy != "FULL_SHARD")) return strategy;
   return is_bool ? with_resharding(strategy, reshard == "true") : reshard;
 }

@@ -16,10 +16,10 @@ namespace {
 
 class DeepSpeedFile {
  public:
-  /// Reads a file, or the section of Accelerate's files.
+  /// Reads a file of DeepSpeed, or the section deepspeed_config of a file of Accelerate.
   FileEntries read(const YamlValue& root, bool is_section) {
     is_section_ = is_section;
-    if (is_section) stage_ = 2;  // unless the section says otherwise
+    if (is_section) stage_ = 2;  // the stage unless the section names another
     if (!is_section) result_.add("distributed_type", "FSDP", root.where);
     read_map(root, "");
     finish(root);
@@ -31,7 +31,8 @@ class DeepSpeedFile {
   using Name = const std::string&;
   using Take = void (DeepSpeedFile::*)(Name name, Value value);
 
-  /// The names that have a counterpart here, in a file or in the section of Accelerate's files, and the functions that take their values.
+  /// DeepSpeed's names that have a counterpart here, in its files or in the section deepspeed_config, each with the function that takes its
+  /// value.
   static std::span<const std::pair<std::string_view, Take>> takers() {
     using Self = DeepSpeedFile;
     static constexpr std::pair<std::string_view, Take> kTakers[] = {
@@ -67,7 +68,7 @@ class DeepSpeedFile {
     for (size_t i = 0; i < map.names.size(); i++) {
       const auto& value = map.values[i];
       const auto name = above + printable(map.names[i]);
-      // Accelerate's wizard writes these values for settings that are not used.
+      // Accelerate's wizard writes such values for settings that are not used.
       const bool is_none = is_section_ && (value.text == "none" || to_bool(value.text) == false || name == "deepspeed_config_file");
       const auto is_inside = [&](const auto& row) { return row.first.starts_with(name + "."); };
       const auto taker = std::ranges::find(takers(), name, [](const auto& row) { return row.first; });
@@ -96,7 +97,7 @@ class DeepSpeedFile {
     remark(value, fmt::format("{} has no effect: the program chooses the size of its batches", name));
   }
 
-  /// Takes the older form, which is true or false instead of a section.
+  /// Takes the older form of zero_optimization, which is true or false instead of a section.
   void take_old_zero(Name /*name*/, Value value) { stage_ = to_bool(value.text).value_or(false) ? 1 : 0; }
 
   void take_stage(Name /*name*/, Value value) {

@@ -30,7 +30,7 @@ FileEntries accelerate_entries(const YamlValue& root);
 bool is_deepspeed(const YamlValue& root);
 /// Reads the JSON file of DeepSpeed. Values without a counterpart become remarks.
 FileEntries deepspeed_entries(const YamlValue& root);
-/// Reads the section deepspeed_config of Accelerate's files, which may name such a JSON file.
+/// Reads the section deepspeed_config of Accelerate's files, which may name a JSON file of DeepSpeed.
 FileEntries deepspeed_section_entries(const YamlValue& section);
 
 }  // namespace tessera::config

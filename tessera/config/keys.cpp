@@ -332,7 +332,7 @@ struct SectionNames {
   std::string_view name, prefix;
 };
 
-/// In the order of Section.
+/// Names of sections and prefixes of their keys, in the order of Section.
 constexpr std::array<SectionNames, 5> kNames = {{{"", ""},
                                                  {"fsdp_config", "fsdp_"},
                                                  {"tessera_config", "tessera_"},
@@ -364,7 +364,7 @@ const AddedEnv added_env([] {
 }  // namespace
 
 std::span<const Key> keys() {
-  // Never destroyed, because the table of variables refers to it.
+  // Never destroyed, because the table of environment variables refers to the keys.
   static const auto& all = *new auto([] {
     auto rows = table();
     for (auto& key : rows) key = completed(std::move(key));
@@ -373,7 +373,7 @@ std::span<const Key> keys() {
   return all;
 }
 
-// Accelerate drops this older name in silence.
+// Accelerate ignores this older name in silence.
 std::string_view todays_name(std::string_view name) {
   return name == "fsdp_backward_prefetch_policy" ? "fsdp_backward_prefetch" : name;
 }
@@ -391,7 +391,7 @@ std::string_view section_prefix(Section section) {
   return kNames.at(static_cast<size_t>(section)).prefix;
 }
 
-/// The key that has this name without the prefix of its section.
+/// Returns the key whose name is the prefix of a section followed by this name; null if there is none.
 static const Key* find_without_prefix(std::string_view name) {
   for (const auto section : kSections) {
     if (const auto* key = find_key(fmt::format("{}{}", section_prefix(section), name))) return key;

@@ -26,12 +26,12 @@ inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 /// of that function.
 enum class Call { None, Init, Adapt, Shard };
 
-/// The value that another key must have if this one differs from its default.
+/// The value that the key `other` must have if this key differs from its default.
 struct Need {
   std::string_view other, value;
 };
 
-/// A value that can't hold together with that of another key. An empty value stands for any but the default.
+/// A value of this key that contradicts a value of the key `other`. An empty value means any value but the default.
 struct Contradiction {
   std::string_view value, other, other_value = {};
 };
@@ -41,22 +41,22 @@ struct Key {
   std::string_view name;                       // "mixed_precision", "fsdp_sharding_strategy"
   std::string_view otherwise = {};             // the default
   std::string_view meaning = {};               // a sentence for help texts and docs; empty for keys without effect
-  std::string_view question = {};              // of `tessera config`; empty if it does not ask
-  std::vector<std::string_view> choices = {};  // of Kind::Choice, in the order of Accelerate's menus: 1 stands for the first one
-  std::string variable = {};                   // by which launch passes the value to ranks; empty if only launch needs it
-  std::string_view flag = {};                  // another name of its flag, that of torchrun or an older one: "--nnodes"
+  std::string_view question = {};              // the question of `tessera config`; empty if it does not ask for this key
+  std::vector<std::string_view> choices = {};  // the values of Kind::Choice, in the order of Accelerate's menus, in which 1 is the first
+  std::string variable = {};                   // the variable by which launch passes the value to ranks; empty if only launch needs the key
+  std::string_view flag = {};                  // another name of the key's flag, from torchrun or from an older version: "--nnodes"
   std::string_view answer = {};                // the value of an empty answer to the question; the default unless given
-  std::vector<std::string_view> labels = {};   // names of choices in the menu, which leaves out those without; unless given, the choices
+  std::vector<std::string_view> labels = {};   // menu texts of the first choices; the menu omits other choices; if empty, `choices`
   std::vector<Need> needs = {};
   std::vector<Contradiction> contradicts = {};
-  std::string_view reason = {};   // why other values, or other choices, are refused or have no effect
-  std::string_view refused = {};  // the value that `reason` is about, if it is about one
+  std::string_view reason = {};   // why values other than the default, or words that are no choice, are refused or have no effect
+  std::string_view refused = {};  // the only value that `reason` is about; empty if `reason` is about all of them
   Effect effect = Effect::Own;
   Kind kind = Kind::Text;
-  int64_t least = 0, most = kNoLimit;  // of Kind::Integer and Kind::Number
+  int64_t least = 0, most = kNoLimit;  // limits of Kind::Integer and Kind::Number
   Call call = Call::None;
   bool is_of_version_1 = false;  // Accelerate has no such key with fsdp_version 2
-  bool is_of_deepspeed = false;  // Accelerate has it in the section deepspeed_config; here it is good for any training
+  bool is_of_deepspeed = false;  // Accelerate has it in the section deepspeed_config; here it has its effect in any training
   bool is_written = false;       // Accelerate writes it into each file
   Section section = Section::Top;
 };

@@ -14,7 +14,7 @@ namespace {
 
 using Shape = YamlValue::Shape;
 
-/// Joins the parts of a list with commas. A section that is refused may be there if it is empty.
+/// Returns the text of a value; joins the parts of a list with commas. For a refused key, an empty section counts as an empty text.
 std::string text_of(const Key& key, const YamlValue& value) {
   if (value.shape == Shape::Scalar) return value.text;
   if (key.kind != Kind::Text || (value.shape == Shape::Map && key.effect != Effect::Refused)) {
@@ -36,7 +36,8 @@ class AccelerateFile {
   explicit AccelerateFile(const YamlValue& root) : root_(root) {}
 
   FileEntries read() {
-    // Checked first: a file for SageMaker has many keys of its own, and this one says why they are refused.
+    // Checks compute_environment first: a file for SageMaker has many keys of its own, and the error for this key says why they are
+    // refused.
     const auto* place = root_.find("compute_environment");
     if (place != nullptr && place->shape != Shape::Null) Settings().set("compute_environment", place->text, Origin::File, place->where);
     for (size_t i = 0; i < root_.names.size(); i++) read_top(root_.names[i], root_.values[i]);
@@ -117,7 +118,7 @@ class AccelerateFile {
     if (!is_for_deepspeed()) return read_shared(value);
     auto found = deepspeed_section_entries(value);
     std::ranges::move(found.remarks, std::back_inserter(result_.remarks));
-    // The keys of the file itself win, because they are meant for all kinds of training.
+    // Keys at the top of the file win over the section deepspeed_config, because they are meant for all kinds of training.
     for (auto& entry : found.entries) {
       if (root_.find(entry.key) == nullptr) result_.entries.push_back(std::move(entry));
     }

@@ -48,7 +48,8 @@ std::string home() {
   return user->pw_dir;
 }
 
-/// Returns the variable that a mistyped name was meant to be; empty if the name is not one of Accelerate's, or not like any that is read.
+/// Returns the variable that the user may have meant by a mistyped name; empty if the name has no prefix of Accelerate's variables, or is
+/// not like any variable that Tessera reads.
 std::string meant_variable(const std::string& name) {
   std::vector<std::string> known;
   for (const auto& key : keys()) {
@@ -59,8 +60,8 @@ std::string meant_variable(const std::string& name) {
   if (!is_theirs || std::ranges::find(known, name) != known.end()) return {};
   if (const auto* key = find_key(lower(name))) return key->variable;
   if (is_fsdp) return nearest_name(name, known, "FSDP_");
-  // Accelerate has many more of these, so only a name that differs by at most two letters is taken for a mistyped one.
-  constexpr size_t kLetters = 4;  // nearest_name allows as many wrong letters as half of this
+  // Accelerate has many more variables than Tessera reads, so only a name that differs by at most two letters is taken for a mistyped one.
+  constexpr size_t kLetters = 4;  // nearest_name() allows half as many wrong letters
   const bool is_known_elsewhere = name == "ACCELERATE_USE_XPU";
   return !is_known_elsewhere ? nearest_name(name, known, name.substr(0, name.size() - kLetters)) : std::string();
 }
@@ -70,7 +71,7 @@ std::vector<std::string> remarks_on_environment() {
   for (char** entry = environ; *entry != nullptr; entry++) {
     const std::string text = *entry;
     const auto name = text.substr(0, text.find('='));
-    if (name.size() + 1 >= text.size()) continue;  // env() treats it as unset
+    if (name.size() + 1 >= text.size()) continue;  // env() treats an empty variable as unset
     if (const auto meant = meant_variable(name); !meant.empty())
       remarks.push_back(fmt::format("the environment has {}, which Tessera does not read (did you mean {}?)", name, meant));
   }
@@ -80,8 +81,9 @@ std::vector<std::string> remarks_on_environment() {
 
 constexpr auto kOrigins = "TESSERA_SETTINGS_FROM";
 
-/// Reads where the settings come from that launch passes on in variables: a line for each variable, with its value, the number of its origin
-/// and the place.
+/// `tessera launch` passes settings to the ranks in environment variables, and tells them in TESSERA_SETTINGS_FROM where each setting came
+/// from. This function reads TESSERA_SETTINGS_FROM. It has a line for each of the other variables: its name, the setting's value, 1 if a
+/// file gave the value or else 2, and the place, such as "config.yaml:7".
 std::map<std::string, Setting> told_settings() {
   std::map<std::string, Setting> told;
   std::istringstream lines(env(kOrigins).value_or(""));

@@ -24,14 +24,14 @@ struct Setting {
 
 class Settings {
  public:
-  /// All keys have their defaults.
+  /// Sets all keys to their defaults.
   Settings();
 
   /// Reads a YAML or JSON file of Accelerate, or a JSON file of DeepSpeed. Throws ConfigError, with file and line, for a key that is
   /// unknown and for a value that is invalid or refused.
   void read_file(const std::filesystem::path& file);
-  /// Reads the variables of all keys. A value that launch passes on keeps the origin that it had there. Variables that are spelled almost
-  /// like one of these become remarks.
+  /// Reads the variables of all keys. A value that launch has passed on keeps the origin that it had in launch. Variables that are spelled
+  /// almost like one of these variables become remarks.
   void read_environment();
   /// Sets the value of a key, unless it has one of a later origin. Throws ConfigError, which names `where`, in the same cases as read_file.
   void set(std::string_view key, std::string_view value, Origin origin, std::string where);
@@ -40,14 +40,14 @@ class Settings {
 
   const Setting& setting(std::string_view key) const;
   bool is_set(std::string_view key) const { return setting(key).origin != Origin::Default; }
-  /// Whether the value is the default, whoever has given it.
+  /// Whether the value is equal to the default, even if it was given.
   bool is_usual(std::string_view key) const;
   const std::string& text(std::string_view key) const { return setting(key).value; }
   bool is_true(std::string_view key) const;
   int64_t integer(std::string_view key) const;
   double number(std::string_view key) const;
-  /// FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2: what distributed_type, the keys of both versions of FSDP and
-  /// the sizes of parallelism_config mean together. If these sizes are set, they also say how many copies there are.
+  /// Returns FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2: what distributed_type, the keys of both versions of
+  /// FSDP and the sizes of parallelism_config mean together. If these sizes are set, they also say how many copies of the model there are.
   std::string sharding_strategy() const;
 
   /// Whether the sizes of parallelism_config say how ranks are divided.
@@ -57,7 +57,7 @@ class Settings {
 
   /// Returns a copy for readers that don't know origins: if both keys for the strategy are set, both have the strategy that wins.
   Settings settled() const;
-  /// The variables for ranks: one for each key that was set, and one with the origins of all.
+  /// The variables for ranks: one for each key that was set, and one that says where the values of all of them come from.
   std::map<std::string, std::string> environment() const;
   /// Remarks on settings that were read but have no effect here, such as those of DeepSpeed without a counterpart.
   const std::vector<std::string>& remarks() const { return remarks_; }
@@ -66,7 +66,7 @@ class Settings {
   bool saves_for_accelerate() const;
 
  private:
-  /// The strategy; of its two keys, the one with the stronger origin wins.
+  /// The strategy that fsdp_sharding_strategy and fsdp_reshard_after_forward say; the key whose value has the later origin wins.
   std::string keyed_strategy() const;
 
   std::map<std::string, Setting, std::less<>> values_;
@@ -75,7 +75,8 @@ class Settings {
 
 /// The file that `tessera config` writes unless told otherwise, in Accelerate's own place.
 std::filesystem::path default_file();
-/// The file that launch reads unless told otherwise: that of TESSERA_CONFIG_FILE, or else default_file(); empty if that isn't there.
+/// The file that launch reads unless told otherwise: the file of TESSERA_CONFIG_FILE, or else default_file(); empty if default_file() does
+/// not exist.
 std::filesystem::path usual_file();
 
 /// Whether the file is a JSON file of DeepSpeed.
@@ -83,12 +84,12 @@ bool is_deepspeed_file(const std::filesystem::path& file);
 
 /// The text of a file as Accelerate writes it: the keys that it always writes, and all that were set.
 std::string to_yaml(const Settings& settings);
-/// The same as JSON, which Accelerate reads from files whose names end in .json.
+/// The text of to_yaml() as JSON, which Accelerate reads from files whose names end in .json.
 std::string to_json(const Settings& settings);
 
-/// The settings of the same training in the keys of fsdp_version 2. Remarks name those for which that version has no key.
+/// Returns the settings of the same training in the keys of fsdp_version 2. Remarks name the settings for which that version has no key.
 Settings to_fsdp2(const Settings& settings);
-/// The settings without Tessera's own keys, which Accelerate refuses. Remarks name those that were left out.
+/// Returns the settings without Tessera's own keys, which Accelerate refuses. Remarks name the settings that were left out.
 Settings for_accelerate(const Settings& settings);
 
 }  // namespace tessera::config

@@ -19,7 +19,7 @@ Settings without(const Settings& from, std::string_view reason, Predicate is_lef
     if (origin == Origin::Default) continue;
     if (!is_left_out(key)) {
       to.set(key.name, value, origin, where);
-    } else if (value != key.otherwise && key.name != "fsdp_sharding_strategy") {  // other keys replace it
+    } else if (value != key.otherwise && key.name != "fsdp_sharding_strategy") {  // version 2 has other keys for it
       to.add_remark(fmt::format("{}: {} {} {}", where, key.name, value, reason));
     }
   }
@@ -52,7 +52,7 @@ Settings for_accelerate(const Settings& settings) {
 Settings to_fsdp2(const Settings& given) {
   if (given.text("fsdp_version") == "2" || given.text("distributed_type") != "FSDP") return given;
   given.expect_consistent();
-  const bool is_local = given.text("fsdp_state_dict_type") == "LOCAL_STATE_DICT";  // as Tessera saves without the key
+  const bool is_local = given.text("fsdp_state_dict_type") == "LOCAL_STATE_DICT";  // Tessera also saves so without the key
   const auto is_removed = [&](const Key& key) { return key.is_of_version_1 || (is_local && key.name == "fsdp_state_dict_type"); };
   auto to = without(given, "has no key in version 2", is_removed);
   const auto strategy = given.sharding_strategy();

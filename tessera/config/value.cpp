@@ -18,7 +18,8 @@ std::optional<double> to_number(std::string_view text) {
   return value && std::isfinite(*value) ? value : std::nullopt;
 }
 
-/// Compares words without case. YAML may have turned one of them into true or false.
+/// Compares words in any case. Words with the same truth value, such as no and false, are equal, because YAML may have turned one of them
+/// into the other.
 bool is_same_word(std::string_view text, std::string_view other) {
   const auto truth = to_bool(text);
   return lower(text) == lower(other) || (truth && to_bool(other) == truth && to_integer(other) == to_integer(text));

@@ -34,7 +34,7 @@ std::string to_scalar(const json& value) {
 }
 
 bool is_written(const Settings& settings, const Key& key) {
-  if (key.section == Section::Dynamo) return false;  // nothing in it has an effect
+  if (key.section == Section::Dynamo) return false;  // no key of this section has an effect
   const bool is_of_fsdp = key.section == Section::Fsdp || key.section == Section::Parallelism;
   if (is_of_fsdp && settings.text("distributed_type") != "FSDP" && !settings.is_set(key.name)) return false;
   return key.is_written || (settings.is_set(key.name) && !(key.kind == Kind::Text && settings.text(key.name).empty()));

@@ -24,12 +24,12 @@ namespace tessera::config {
 namespace {
 
 constexpr uintmax_t kMostBytes = 1 << 20;
-// Limits of the tree: aliases of the same value can make that of a small file huge.
+// Limits of the tree, because aliases that repeat a value can make the tree of a small file huge.
 constexpr int kMostDepth = 30, kMostValues = 10'000;
 
 constexpr std::string_view kTags = "tag:yaml.org,2002:";
 
-/// Whether PyYAML, which Accelerate uses, chooses the type of a scalar: it is not in quotes, or has the tag of a number.
+/// Whether PyYAML, which Accelerate uses, chooses the type of a scalar itself: the scalar is not in quotes, or has the tag of a number.
 bool is_plain(const YAML::Node& node) {
   const auto& tag = node.Tag();
   return node.IsScalar() && (tag == "?" || tag == fmt::format("{}int", kTags) || tag == fmt::format("{}float", kTags));
@@ -45,7 +45,7 @@ void expect_plain_tag(const YAML::Node& node, const std::string& where) {
   throw ConfigError("{}: the tag {} is refused; a configuration has plain values only", where, printable(shown));
 }
 
-/// Throws ConfigError for a number that YAML 1.1 reads, but not as its digits say: 010 is 8 there, 1_0 is 10, and 1:30 is 90.
+/// Throws ConfigError for a number that YAML 1.1 reads in another way than in decimal: 010 as 8, 1_0 as 10, and 1:30 as 90.
 void expect_decimal(const std::string& text, const std::string& where) {
   static const std::regex kOthers("[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]+|[0-9][0-9_]*_[0-9_.]*|[0-9]+(:[0-5]?[0-9])+(\\.[0-9]*)?)");
   if (std::regex_match(text, kOthers))
@@ -93,7 +93,7 @@ class TreeMaker {
  private:
   static bool is_merge_key(const YAML::Node& name) { return is_plain(name) && name.Scalar() == "<<"; }
 
-  /// Adds the entries of the maps behind << whose names the map does not have itself.
+  /// Adds the entries of the maps that << keys give, except entries whose names the map has itself.
   void merge(YamlValue& map, const YAML::Node& node, int depth) {
     std::vector<YamlValue> others;
     for (const auto& each : node) {
@@ -129,7 +129,7 @@ class TreeMaker {
 
   std::string file_;
   int values_ = 0;
-  std::vector<YAML::Node> around_;  // the nodes that are being made, each inside the one before it
+  std::vector<YAML::Node> around_;  // the nodes that contain the value that is being made, outermost first
 };
 
 struct Ignored : YAML::EventHandler {
@@ -167,7 +167,8 @@ std::string read_small_file(const std::filesystem::path& file) {
   return text;
 }
 
-/// Returns " (a tab indents line 3; ...)" if a tab does so near the line, counted from 0, at which reading failed; otherwise an empty text.
+/// Returns " (a tab indents line 3; ...)" if a tab indents a line near `line` (counted from 0), at which reading failed; otherwise an empty
+/// text.
 std::string word_of_tabs(const std::string& text, int line) {
   std::istringstream lines(text);
   std::string each;

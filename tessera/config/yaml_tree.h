@@ -12,9 +12,9 @@ struct YamlValue {
   enum class Shape { Null, Scalar, List, Map };
 
   Shape shape = Shape::Null;
-  std::string text = {};                // of a scalar
-  std::vector<std::string> names = {};  // of a map, one for each of `values`
-  std::vector<YamlValue> values = {};   // of a list or a map
+  std::string text = {};                // the text of a scalar
+  std::vector<std::string> names = {};  // the names of a map, one for each of `values`
+  std::vector<YamlValue> values = {};   // the values of a list or a map
   std::string where = {};               // "config.yaml:7"
 
   bool is_map() const { return shape == Shape::Map; }

@@ -15,8 +15,8 @@ struct AddedToken {
   std::string content;
   int32_t id = 0;
   bool special = false;                 // whether decode() can leave the token out
-  bool lstrip = false, rstrip = false;  // whether the token includes the spaces before it, and those after it
-  bool single_word = false;             // whether the token is not found within a word
+  bool lstrip = false, rstrip = false;  // whether the token includes the spaces before it (lstrip) and after it (rstrip)
+  bool single_word = false;             // whether the token is found only where it is a whole word
   bool normalized = false;              // whether the token is searched for in the normalized text
 };
 
@@ -25,7 +25,7 @@ class AddedTokens {
   AddedTokens() = default;
   explicit AddedTokens(std::vector<AddedToken> tokens);
 
-  /// Calls `take` for each token in the text with its id, and for each piece between tokens with -1. If several tokens begin at one place,
+  /// Calls `take` with each token in the text and its id, and with each piece between tokens and -1. If several tokens begin at one place,
   /// the longest is taken.
   void cut(std::string_view text, c10::function_ref<void(std::string_view piece, int32_t id)> take) const;
 
@@ -33,7 +33,7 @@ class AddedTokens {
   bool may_begin_with(char byte) const { return !by_first_byte_[static_cast<uint8_t>(byte)].empty(); }
   const AddedToken* longest_at(std::string_view text) const;
 
-  std::array<std::vector<AddedToken>, 256> by_first_byte_;  // the longest first
+  std::array<std::vector<AddedToken>, 256> by_first_byte_;  // the tokens that begin with each byte, the longest first
   bool any_ = false;
 };
 

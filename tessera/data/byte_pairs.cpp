@@ -9,7 +9,7 @@
 namespace tessera::data {
 namespace {
 
-constexpr size_t kShort = 48;  // bytes: in words up to this length a scan of all pairs is faster than a queue
+constexpr size_t kShort = 48;  // bytes; up to this length, encode_short() is faster than encode_long()
 constexpr uint32_t kNoRank = std::numeric_limits<uint32_t>::max();
 
 }  // namespace
@@ -51,7 +51,7 @@ void BytePairs::encode(std::string_view word, std::vector<int32_t>& tokens) cons
 
 void BytePairs::encode_short(std::string_view word, std::vector<int32_t>& tokens) const {
   int32_t parts[kShort], merged[kShort];
-  uint32_t ranks[kShort];  // ranks[i] is that of the pair of parts i and i + 1
+  uint32_t ranks[kShort];  // ranks[i]: the rank of the merge of parts i and i + 1, or kNoRank
   auto count = word.size();
   for (size_t i = 0; i < count; i++) parts[i] = of_bytes_[static_cast<uint8_t>(word[i])];
   const auto look = [&](size_t i) {
@@ -82,7 +82,7 @@ void BytePairs::encode_short(std::string_view word, std::vector<int32_t>& tokens
 void BytePairs::encode_long(std::string_view word, std::vector<int32_t>& tokens) const {
   struct Part {
     int32_t token;
-    int32_t before, next;  // -1 at the ends; a part that was merged into another has the token -1
+    int32_t before, next;  // the neighbouring parts, -1 at the ends; a part that was merged into another has the token -1
   };
   struct Candidate {
     uint32_t rank;
@@ -111,7 +111,8 @@ void BytePairs::encode_long(std::string_view word, std::vector<int32_t>& tokens)
     const auto best = queue.top();
     queue.pop();
     auto& part = parts[static_cast<size_t>(best.at)];
-    if (part.token != best.left || part.next < 0 || parts[static_cast<size_t>(part.next)].token != best.right) continue;  // outdated
+    if (part.token != best.left || part.next < 0 || parts[static_cast<size_t>(part.next)].token != best.right)
+      continue;  // a later merge has changed one of the two tokens
     auto& next = parts[static_cast<size_t>(part.next)];
     part.token = best.merged;
     part.next = next.next;

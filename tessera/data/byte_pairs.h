@@ -10,7 +10,7 @@
 
 namespace tessera::data {
 
-/// For hash tables that are searched by string_view.
+/// Lets a hash table with std::string keys be searched by string_view.
 struct TextHash {
   using is_transparent = void;
   size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
@@ -24,7 +24,7 @@ class BytePairs {
   struct Merge {
     int32_t left, right, merged;
   };
-  static constexpr int32_t kLeftOut = -1;  // in place of the token of a byte that has none; encode() drops such bytes
+  static constexpr int32_t kLeftOut = -1;  // in `of_bytes`, marks a byte without a token; encode() drops such bytes
   /// `of_bytes`: the token of each byte. `merges`: in the order in which they were learned; of several merges of one pair the last counts.
   BytePairs(std::span<const int32_t, 256> of_bytes, std::span<const Merge> merges);
 

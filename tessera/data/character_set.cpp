@@ -77,7 +77,7 @@ void add_ranges(const NamedCharacters& named, std::vector<CharacterRange>& range
   }
 }
 
-/// All characters that the table has under names of this length that begin with `name`.
+/// Returns the characters of all entries of the table whose names have this length and begin with `name`.
 CharacterSet in_table(std::string_view name, size_t length) {
   std::vector<CharacterRange> ranges;
   for (const auto& named : kNamedCharacters) {
@@ -86,7 +86,7 @@ CharacterSet in_table(std::string_view name, size_t length) {
   return CharacterSet(std::move(ranges));
 }
 
-/// The characters of a category, by its one or two letters; empty if there is none.
+/// Returns the characters of the category with this name of one or two letters; empty if there is no such category.
 CharacterSet of_category(std::string_view name) {
   if (name == "cn") return ~in_table("", 2);
   const auto listed = in_table(name, 2);

@@ -22,7 +22,7 @@ class CharacterSet {
   explicit CharacterSet(std::vector<CharacterRange> ranges);
   explicit CharacterSet(char32_t character) : ranges_{{character, character}} {}
 
-  /// In order; between two ranges lie characters that are not in the set.
+  /// The ranges in ascending order. Between two of them lie characters outside the set.
   const std::vector<CharacterRange>& ranges() const { return ranges_; }
   bool contains(char32_t character) const;
   bool operator==(const CharacterSet&) const = default;
@@ -39,12 +39,13 @@ class CharacterSet {
 /// spaces, - and _ in the name do not matter. Nothing for an unknown name.
 std::optional<CharacterSet> characters_named(std::string_view name);
 
-/// The characters of a category ("lu"), a script ("latin") or a property ("alphabetic"), by its name in lower case. A property lists only
-/// the characters that its categories lack. There is no entry for unassigned characters ("cn").
+/// The characters of a category ("lu"), a script ("latin") or a property ("alphabetic"), by its name in lower case. The entry of a property
+/// has only those of its characters that characters_named() does not add from categories. Unassigned characters ("cn") have no entry.
 struct NamedCharacters {
   std::string_view name;
-  /// Lengths of runs of characters from 0 on: the first run is outside of the set, the second inside, and so on. A letter is a length from
-  /// 1 (a) to 26 (z) and 52 (Z); other lengths are decimal, with a space between two of them. a*57 stands for 57 more lengths like a.
+  /// Lengths of runs of characters from 0 on: the first run is outside of the set, the second inside, and so on. Lengths from 1 to 26 are
+  /// written as a to z, from 27 to 52 as A to Z, and other lengths as decimal numbers, with a space between two numbers. a*57 means a and
+  /// 57 more a.
   std::string_view lengths;
 };
 extern const std::span<const NamedCharacters> kNamedCharacters;

@@ -19,10 +19,10 @@ namespace tessera::data {
 
 namespace {
 
-constexpr int64_t kMostEpochs = int64_t{1} << 40;  // far from where counting them could overflow
+constexpr int64_t kMostEpochs = int64_t{1} << 40;  // far below numbers at which counters of epochs would overflow
 constexpr auto kPatience = std::chrono::seconds(10);
 
-std::atomic<uint64_t> newest_number = 0;  // of a batch or a loop
+std::atomic<uint64_t> newest_number = 0;  // the number that a batch or a loop was given last
 
 SeededFetch without_seeds(Fetch fetch) {
   if (!fetch) return {};
@@ -70,11 +70,18 @@ int64_t repeats_of(const std::vector<Share>& shares) {
   return all;
 }
 
-/// Sets the targets of samples that only fill the batch to `target`. The rows of several ranks follow each other.
+/// Sets the targets of repeated samples, which only fill the batch, to `target`. The batch has the rows of each share, one share after the
+/// other.
 void mark_repeats(Samples& samples, const std::vector<Share>& shares, const std::optional<int64_t>& target) {
   if (!target || !samples.targets.defined() || repeats_of(shares) == 0) return;
   expect_rows_of(shares, samples);
-  samples.targets = samples.targets.clone();  // it may be a part of the program's data
+  if (samples.targets.is_floating_point() && *target != 0) {
+    throw UsageError(
+        "loader: target_of_repeats is {}, but targets are floats, of which no loss ignores a number; give 0, with which a row of shares of "
+        "classes counts for nothing",
+        *target);
+  }
+  samples.targets = samples.targets.clone();  // the tensor may be a view of the program's data
   int64_t end = 0;
   for (const auto& share : shares) {
     end += share.rows;
@@ -170,7 +177,7 @@ void Loader::expect_place(const Position& position) {
     throw UsageError(
         "loader: with join, each rank has its own source, which can't resume at this position with batches of another size; take the "
         "size of the saved run");
-  if (options_.join) return;  // other ranks may have more batches
+  if (options_.join) return;  // the position may lie after the end of this rank's source, because other ranks may have more batches
   const auto count = count_batches(position);
   if (count && position.batch > *count) throw no_such_place(position, *count);
 }
@@ -214,7 +221,7 @@ uint64_t Loader::open_loop() const {
 }
 
 void Loader::seek(const Position& position, const Taken& taken) {
-  const bool is_there = position == position_ && !(peeked_ && peeked_->error);  // batches that were fetched stay valid
+  const bool is_there = position == position_ && !(peeked_ && peeked_->error);  // then the batches fetched in advance stay valid
   if (!is_there) restart(position);
   taken_ = taken;
 }
@@ -265,7 +272,8 @@ Loader::~Loader() {
 }
 
 bool Loader::at_end() {
-  // With dispatch only rank 0 may know the count. If it did not call peek() then, the other ranks would wait for it.
+  // With dispatch, only rank 0 may know the number of batches. It calls peek() nevertheless, because the other ranks do, and peek() is
+  // collective.
   const auto count = options_.dispatch ? std::nullopt : batches();
   return count ? position_.batch == *count : !peek().batch && !peek().error;
 }
@@ -311,7 +319,7 @@ Loader::Result Loader::take_own() {
   return taken;
 }
 
-/// Rank 0 sends its errors, too, so that all ranks stay at the batch that has failed.
+/// If rank 0 fails to fetch, all ranks get the error, so that they all stay at that batch.
 Loader::Result Loader::receive() {
   const auto& world = *options_.dispatch;
   Result whole;
@@ -414,7 +422,7 @@ Loader::Result Loader::make(const Position& position, const Attempt& attempt, co
   }
 }
 
-/// Calls `act` without the lock, as soon as no other thread uses the source.
+/// Waits until no other thread uses the source, and then calls `act` without the lock.
 void Loader::with_source(std::unique_lock<std::mutex>& lock, c10::function_ref<void()> act) {
   news_.wait(lock, [this] { return !is_drawing_; });
   is_drawing_ = true;

@@ -37,7 +37,8 @@ struct LoaderOptions {
   int workers = 2;      // threads; with 0, next() fetches each batch itself
   int ahead = 4;        // how many batches are fetched in advance
   Position start = {};  // where to resume: the position() of an earlier loader
-  /// The target given to samples that only fill a batch, such as the ignore_index of the loss, which then does not count them on any rank.
+  /// The target given to samples that only fill a batch, such as the ignore_index of the loss, which then does not count them on any rank;
+  /// 0 where targets are floats {n, classes}, the shares of classes.
   std::optional<int64_t> target_of_repeats = {};
   /// Rank 0 of this group fetches whole batches, and sends each rank its part, as with dispatch_batches of Accelerate: for data that only
   /// one rank can read. next() is collective then, and the other ranks fetch nothing. All ranks pass the same source, which divides batches
@@ -46,11 +47,13 @@ struct LoaderOptions {
   /// Each rank of this group has its own source, made for one rank. Sources may differ in length: a rank whose source has ended gets an
   /// earlier batch again, with weight 0, until the sources of all ranks have ended, as with PyTorch's Join. next() is collective then.
   std::optional<Communicator> join = {};
-  /// Identifies the data, for example fingerprint(samples): a run does not resume with other data, even of as many samples.
+  /// Identifies the data, for example fingerprint(samples): a run refuses to resume with other data, even if the number of samples is the
+  /// same.
   std::string data = {};
 };
 
-/// The number of a loop over a loader. The loop is open as long as somebody holds this pointer: until it ends or is left.
+/// Points to the number of a loop over a loader. The loop is open as long as a copy of this pointer exists: BatchIterator keeps one until
+/// the loop ends or is left.
 using Loop = std::shared_ptr<const uint64_t>;
 
 /// Iterates over a source of batches: for (auto& batch : loader). The source has next(), which returns nothing at the end, and loop(),
@@ -95,8 +98,9 @@ class Loader {
   /// next() is.
   bool at_end();
 
-  /// Goes to another position, before the first batch or in the middle of an epoch. Throws UsageError if an epoch has no such position.
-  /// Opens a stream again. `taken`: the earlier taken(), if the caller returns to a position that it has left for a while.
+  /// Goes to another position, before the first batch or in the middle of an epoch. Throws UsageError if an epoch has no such position. May
+  /// open a stream again, to read it from its beginning. `taken`: the earlier taken(), if the caller returns to a position that it has left
+  /// for a while.
   void seek(const Position& position, const Taken& taken = {});
   /// Translates a position that counts batches of `global_batch` samples into a position of this loader with the same samples left in the
   /// epoch. Throws UsageError if no batch of this loader can begin there.
@@ -163,17 +167,18 @@ class Loader {
   Taken taken_;
   std::vector<std::weak_ptr<const uint64_t>> loops_;
   std::optional<Result> peeked_;
-  std::optional<std::pair<Position, std::optional<int64_t>>> known_batches_;  // of the epoch in which the position is
-  bool has_run_out_ = false;                                                  // with `join`: the source of this rank has ended its epoch
-  Samples spare_;                                                             // the batch that this rank repeats then
+  std::optional<std::pair<Position, std::optional<int64_t>>>
+      known_batches_;         // cached by batches(): the begin of the epoch (with Position::first), and the number of its batches
+  bool has_run_out_ = false;  // with `join`: whether the source of this rank has ended its epoch
+  Samples spare_;             // with `join`: the batch that this rank repeats after the end of its source
 
   std::mutex mutex_;  // protects all members below
   std::condition_variable news_;
-  bool is_drawing_ = false;  // a thread uses the source
+  bool is_drawing_ = false;  // whether a thread uses the source
   bool has_failed_ = false;  // whether the source has failed, so that nothing more is drawn
   Position to_draw_;
   Place place_;
-  int64_t begun_ = 0, delivered_ = 0;  // numbers of batches and ends of epochs, counted over all epochs
+  int64_t begun_ = 0, delivered_ = 0;  // how many batches and ends of epochs were begun and delivered, over all epochs
   std::map<int64_t, Result> ready_;
   bool stopping_ = false;
   int working_ = 0;  // threads that have not ended

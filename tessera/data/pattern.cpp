@@ -11,7 +11,7 @@ namespace {
 using Op = PatternStep::Op;
 using Anchor = PatternNode::Place;
 
-constexpr uint64_t kMostTries = 10'000'000;  // for one match, as for Oniguruma
+constexpr uint64_t kMostTries = 10'000'000;  // the most backtracking steps in one match; Oniguruma has the same limit
 
 bool begins_character(char byte) {
   return (static_cast<uint8_t>(byte) & 0xC0) != 0x80;

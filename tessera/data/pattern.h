@@ -13,7 +13,7 @@ namespace tessera::data {
 /// several threads.
 class Pattern {
  public:
-  /// Throws ConfigError if it is not a regular expression, or has something that is not supported, such as backreferences.
+  /// Throws ConfigError if `text` is not a regular expression, or has something that is not supported, such as backreferences.
   explicit Pattern(const std::string& text);
   ~Pattern();
   Pattern(Pattern&&) noexcept;
@@ -24,7 +24,7 @@ class Pattern {
   struct Match {
     size_t begin = 0, end = 0;
   };
-  /// An alternative to which a match can backtrack. Scratch is memory for the matches of one thread, with any pattern.
+  /// An alternative to which a match can backtrack. A Scratch holds them for the matches of one thread, with any pattern.
   struct Turn {
     uint32_t step = 0;
     const char* at = nullptr;

@@ -16,9 +16,9 @@ using Mode = PatternNode::Mode;
 using Anchor = PatternNode::Place;
 
 constexpr size_t kLongest = 8192;      // characters
-constexpr size_t kDeepest = 100;       // groups in groups
+constexpr size_t kDeepest = 100;       // levels of groups within groups
 constexpr size_t kMostTimes = 1000;    // the largest number in {n,m}
-constexpr char32_t kEnd = 0xFFFFFFFF;  // returned after the last character
+constexpr char32_t kEnd = 0xFFFFFFFF;  // what peek() returns after the last character
 
 bool is_letter(char32_t character) {
   return (character >= U'a' && character <= U'z') || (character >= U'A' && character <= U'Z');
@@ -112,7 +112,7 @@ class PatternParser {
     const auto character = next();
     switch (character) {
       case U'(':
-        last_letter_ = before;  // letters join across the border of a group
+        last_letter_ = before;  // so that expect_no_ligature() sees pairs of letters across the border of a group
         return group(options);
       case U'[':
         return set_of(char_class(options));
@@ -243,7 +243,7 @@ class PatternParser {
   }
 
   char32_t escaped_character() {
-    static constexpr std::u32string_view kControls = U"t\tn\nr\rf\fv\va\ae\x1B";  // each after its letter
+    static constexpr std::u32string_view kControls = U"t\tn\nr\rf\fv\va\ae\x1B";  // pairs of a letter and its control character
     const auto letter = next();
     for (size_t i = 0; i < kControls.size(); i += 2) {
       if (letter == kControls[i]) return kControls[i + 1];
@@ -312,7 +312,7 @@ class PatternParser {
   CharacterSet class_item(bool is_first, Options options) {
     if (take(U"[:")) return posix_class();
     if (take(U"[")) {
-      // The letters of the inner class have both cases already, and letters that it leaves out must not come back.
+      // whatever_case() of the outer class would bring back letters that the inner class excludes.
       if (options.ignores_case) refuse("(?i) of a class in a class is not read here");
       return char_class(options);
     }
@@ -326,7 +326,7 @@ class PatternParser {
       return range_from(take(U"b") ? U'\b' : escaped_character());
     }
     const auto first = next();
-    // A hyphen stands for itself at either end and after a range.
+    // A hyphen is an ordinary character at either end of a class and after a range.
     if (is_hyphen && !is_first) return CharacterSet(first);
     return range_from(first);
   }
@@ -365,7 +365,7 @@ class PatternParser {
       const bool is_interval = peek() == U'{';
       PatternNode repeat{.kind = Kind::Repeat};
       if (!quantifier(repeat)) return node;
-      // A quantifier after another one is refused, but for + after an interval and ? after {n}, which repeat the interval.
+      // A quantifier after another one is refused, except + after an interval and ? after {n}: these repeat the interval.
       if (again) refuse("a repetition of a repetition is not read here; write it with a group");
       if (node.kind == Kind::Ahead || node.kind == Kind::Behind || node.kind == Kind::Place)
         refuse("a repetition of a part that takes no characters");
@@ -397,7 +397,7 @@ class PatternParser {
     return true;
   }
 
-  /// Reads {n}, {n,}, {,m} or {n,m}. Returns false for a brace that begins no interval: it stands for itself.
+  /// Reads {n}, {n,}, {,m} or {n,m}. Returns false for a brace that begins no interval and so is an ordinary character.
   bool interval(PatternNode& repeat) {
     const auto begin = at_;
     if (!take(U"{")) return false;

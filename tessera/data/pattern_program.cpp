@@ -12,7 +12,7 @@ using Kind = PatternNode::Kind;
 using Op = PatternStep::Op;
 
 constexpr size_t kMostSteps = 1 << 16, kMostTargets = 64;
-constexpr size_t kEmpty = 256;  // marks, in a set of first bytes, a part that may take no characters
+constexpr size_t kEmpty = 256;  // the bit of Begins that marks a part that may take no characters
 
 class PatternCompiler {
  public:
@@ -21,7 +21,7 @@ class PatternCompiler {
     add(pattern);
     add(PatternStep{.op = Op::Accept});
     for (size_t i = 0; i < made_.steps.size(); i++) {
-      // No step that can fail follows a Run before Accept, so that Run never has to give characters back.
+      // A Run that is followed only by jumps to Accept never has to give characters back, because no later step can fail.
       auto behind = i + 1;
       if (made_.steps[i].op != Op::Run) continue;
       while (made_.steps[behind].op == Op::Jump) behind = made_.steps[behind].target;
@@ -181,7 +181,7 @@ class PatternCompiler {
   std::vector<CharacterSet> sets_;
 };
 
-/// The first byte of a character in UTF-8, and its number of bytes.
+/// Returns the first byte of a character in UTF-8, and the number of its bytes.
 std::pair<uint8_t, uint8_t> head_of(char32_t character) {
   if (character < 0x80) return {static_cast<uint8_t>(character), uint8_t{1}};
   if (character < 0x800) return {static_cast<uint8_t>(0xC0 | (character >> 6)), uint8_t{2}};

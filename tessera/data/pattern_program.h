@@ -23,8 +23,8 @@ struct PatternNode {
   enum class Place { LineBegin, LineEnd, TextBegin, TextEnd, LastLineEnd, WordEdge, InWord };
 
   Kind kind = Kind::Sequence;
-  CharacterSet set = {};                // of Set, and of Behind: the set of the previous character
-  std::vector<PatternNode> parts = {};  // of all others but Place
+  CharacterSet set = {};                // of Set; of Behind, for the previous character
+  std::vector<PatternNode> parts = {};  // of all kinds but Set, Behind and Place
   size_t least = 0, most = 0;           // of Repeat
   Mode mode = Mode::Greedy;             // of Repeat
   bool negative = false;                // of Ahead and Behind
@@ -42,7 +42,7 @@ class CharacterTable {
  public:
   explicit CharacterTable(const CharacterSet& set);
 
-  /// How many bytes the character has that begins at `at`, in a text of UTF-8; 0 if it is not in the set.
+  /// Returns the number of bytes of the UTF-8 character that begins at `at`; 0 if the character is not in the set.
   size_t length_at(const char* at) const {
     const auto known = by_first_byte_[static_cast<uint8_t>(*at)];
     return known == kLook ? look_at(at) : known;
@@ -62,7 +62,7 @@ class CharacterTable {
   }
 
   std::array<uint8_t, 256> by_first_byte_{};  // the length if all characters with this first byte are in the set, 0 if none is, or kLook
-  std::array<uint16_t, 0x1100> pages_{};      // for each 256 characters, their place in bits_
+  std::array<uint16_t, 0x1100> pages_{};      // for each page of 256 characters, its index in bits_
   std::vector<std::bitset<256>> bits_;
 };
 
@@ -72,15 +72,16 @@ struct PatternStep {
   Op op = Op::Accept;
   bool negative = false;                                   // of Ahead and Behind
   PatternNode::Place place = PatternNode::Place::TextEnd;  // of Place
-  uint32_t which = 0;                                      // the set of Set, Run and Behind, the branch of Branch
-  uint32_t target = 0;                                     // the next step: of Jump; of Split, at first; of Ahead and Atomic, after theirs
-  uint32_t other = 0;                                      // of Split, the next step if the first one fails
-  size_t least = 0, most = 0;                              // of Run
-  bool keeps = false;                                      // of Run: does not backtrack
+  uint32_t which = 0;                                      // the index of the set of Set, Run and Behind, or of the branch of Branch
+  uint32_t target = 0;         // the next step of Jump; the first choice of Split; the step after the part of Ahead and Atomic
+  uint32_t other = 0;          // the second choice of Split, if the first one fails
+  size_t least = 0, most = 0;  // of Run
+  bool keeps = false;          // of Run: whether backtracking never shortens it
 };
 
 struct PatternBranch {
-  std::array<uint64_t, 257> by_byte{};  // a bit for each target that can begin with this byte; the last is for the end of the text
+  std::array<uint64_t, 257>
+      by_byte{};  // for each byte, a bit for each target that can begin with it; the last entry is for the end of the text
   std::vector<uint32_t> targets;
 };
 
@@ -88,7 +89,7 @@ struct PatternSteps {
   std::vector<PatternStep> steps;
   std::vector<PatternBranch> branches;
   std::vector<CharacterTable> sets;
-  std::bitset<257> begins;  // bytes with which a match can begin, and whether it can be empty
+  std::bitset<257> begins;  // for each byte, whether a match can begin with it; the last bit: whether a match can be empty
 };
 
 /// Throws ConfigError for a pattern that would have too many steps.

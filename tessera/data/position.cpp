@@ -10,7 +10,7 @@ namespace tessera::data {
 namespace {
 
 constexpr const char* kPositionFormat = "position-1";
-constexpr const char* kPositionBehindSamples = "position-2";  // with the samples that came before
+constexpr const char* kPositionBehindSamples = "position-2";  // also has Position::first
 
 }  // namespace
 

@@ -9,8 +9,8 @@ namespace tessera::data {
 /// Tells where a run resumes. It is valid for any number of ranks.
 struct Position {
   int64_t epoch = 0;
-  int64_t batch = 0;  // the next batch; the number of batches means the end of the epoch
-  int64_t first = 0;  // samples of the epoch that came before batch 0: those of a run that had batches of another size
+  int64_t batch = 0;  // the next batch; at the end of an epoch, the number of its batches
+  int64_t first = 0;  // the samples of the epoch before batch 0, which an earlier run took in batches of another size
 
   /// One line of text; load() is the inverse, and throws UsageError for text of another form.
   std::string save() const;
@@ -23,7 +23,7 @@ struct Position {
 /// workers.
 uint64_t seed_of_sample(uint64_t seed, int64_t epoch, int64_t number);
 
-/// The finalizer of splitmix64: changes every bit with the chance of one half if one bit of the value changes.
+/// The finalizer of splitmix64: if one bit of the value changes, each bit of the result changes with a probability of one half.
 uint64_t scramble(uint64_t value);
 
 }  // namespace tessera::data

@@ -43,7 +43,7 @@ class PreTokenizer {
 struct KnownPreTokenizer {
   std::string_view name, other_name = {};
   std::vector<std::string> patterns;
-  std::optional<NormalForm> form = {};  // to which texts are normalized
+  std::optional<NormalForm> form = {};  // the form to which texts are normalized
   bool takes_whole = false;             // whether texts begin with bos, and a word that is a token is taken as that token, without merges
 };
 /// Return nullptr for an unknown pre-tokenizer.

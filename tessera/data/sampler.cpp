@@ -95,7 +95,7 @@ Part Sampler::part(const Position& position) {
 
 void Sampler::arrange(int64_t epoch) {
   if (epoch == epoch_) return;
-  epoch_ = -1;  // in case that the following throws
+  epoch_ = -1;  // if the code below throws, no order is cached
   if (has_own_order()) {
     take_own_order(epoch);
   } else {

@@ -19,7 +19,7 @@ enum class Order {
 struct SamplerOptions {
   int64_t size = 0;                    // number of samples in the data set
   int64_t global_batch = 0;            // samples of one step on all ranks together; each rank gets an equal part
-  std::vector<int> local_ranks = {0};  // the ranks that this process stands for, ascending: Communicator::local_ranks()
+  std::vector<int> local_ranks = {0};  // the ranks whose samples this process takes, ascending: Communicator::local_ranks()
   int ranks = 1;
   Order order = Order::Shuffled;
   Tail tail = Tail::Drop;
@@ -35,8 +35,8 @@ struct SamplerOptions {
 /// This process's part of a batch: the samples of each of its local ranks, one rank after the other.
 struct Part {
   std::vector<int64_t> numbers;
-  std::vector<uint64_t> seeds = {};  // seed_of_sample of each
-  std::vector<Share> shares = {};    // of each local rank
+  std::vector<uint64_t> seeds = {};  // seed_of_sample() for each sample
+  std::vector<Share> shares = {};    // the share of each local rank
   int64_t repeats = 0;               // how many samples at the end only fill the batch
 };
 
@@ -69,9 +69,9 @@ class Sampler {
 
   SamplerOptions options_;
   Division division_;
-  int64_t epoch_ = -1;  // the epoch to which these belong:
+  int64_t epoch_ = -1;  // the epoch of order_ and ends_; -1: of none
   std::vector<int64_t> order_;
-  std::vector<int64_t> ends_;  // of batches of different sizes, in order_
+  std::vector<int64_t> ends_;  // with a batch_sampler: where each batch ends in order_
   std::string order_in_words_;
 };
 

@@ -14,8 +14,8 @@ struct Samples {
   at::Tensor inputs;
   at::Tensor targets;
   int64_t repeats = 0;  // how many samples at the end only fill the batch; metrics of a test set must not count them
-  /// The factor for this rank's mean loss, with which the mean over ranks is the mean over all samples of a batch. It differs from 1 only
-  /// if ranks have different numbers of samples. Trainer::backward multiplies the loss by it.
+  /// The factor for this rank's mean loss that makes the mean over ranks equal to the mean over all samples of a batch. It differs from 1
+  /// only if ranks have different numbers of samples. Trainer::backward multiplies the loss by it.
   double weight = 1;
 
   int64_t size() const { return inputs.defined() ? inputs.size(0) : 0; }

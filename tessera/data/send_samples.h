@@ -1,4 +1,4 @@
-// Batches that rank 0 sends to all ranks.
+// Sends batches from rank 0 to all ranks.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace tessera::data {
 
-/// Throws UsageError if a batch for all ranks does not have the rows of these shares, so that it can't be divided.
+/// Throws UsageError unless the batch has as many rows as these shares together.
 void expect_rows_of(const std::vector<Share>& shares, const Samples& batch);
 
 /// Returns each rank's part of the batch that rank 0 passes, on the device of the ranks; nothing on all ranks if rank 0 passes nothing.

@@ -127,7 +127,7 @@ Fetch fetch_pairs(const SentencePairs& pairs, const WordPiece& tokenizer, int64_
 
 SentencePairs fake_sentence_pairs(const FakeSentencePairs& options) {
   if (options.count < 0) throw UsageError("{} pairs of sentences can't be made", options.count);
-  constexpr size_t kWords = 5;  // of a sentence: more than half of its subject's words, so that two sentences share some
+  constexpr size_t kWords = 5;  // words in a sentence: more than half of its subject's words, so that two sentences of a subject share some
   using Words = std::array<std::string_view, 8>;
   static constexpr std::array<Words, 4> kSubjects = {
       Words{"sails", "harbour", "waves", "anchor", "sailors", "tide", "lighthouse", "fog"},
@@ -136,7 +136,7 @@ SentencePairs fake_sentence_pairs(const FakeSentencePairs& options) {
       Words{"glacier", "summit", "ropes", "climbers", "ridge", "avalanche", "snow", "igloo"},
   };
   static constexpr std::array<std::string_view, 4> kOpenings = {"Today:", "\"News", "Again", "More"};
-  // Drawn by hand, because the distributions of the standard library differ between machines.
+  // Uses no distribution of the standard library, because their results differ between standard libraries.
   std::mt19937_64 random(options.seed * 2 + (options.split == Split::Train ? 1 : 2));
   const auto draw = [&](size_t below) { return static_cast<size_t>(random() % below); };
   const auto sentence = [&](Words subject) {

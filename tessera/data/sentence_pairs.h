@@ -22,7 +22,7 @@ struct SentencePairs {
 };
 
 /// Reads a file of tab-separated columns, with a header line that names "Quality", "#1 String" and "#2 String"; other columns are ignored.
-/// Quotes are characters like all others. Throws IoError, with file and line, for a line of another form or that is not UTF-8.
+/// Quotes are characters like all others. Throws IoError, with file and line, for a line that has another form or is not UTF-8.
 SentencePairs read_sentence_pairs(const std::filesystem::path& file);
 
 /// Reads train.tsv of the folder, or dev.tsv for Split::Test: GLUE's own test.tsv has no labels.

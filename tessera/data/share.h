@@ -9,9 +9,9 @@ namespace tessera::data {
 
 /// What happens to the last samples of an epoch if they do not fill a global batch.
 enum class Tail {
-  Drop,  // they are left out; with Order::Shuffled, these are other samples in every epoch
+  Drop,  // they are left out; with Order::Shuffled, other samples are left out in every epoch
   Fill,  // the batch is filled up with samples from the beginning of the epoch, which count as repeats: even_batches of Accelerate
-  Keep,  // the batch is smaller, and parts differ by one sample at most: even_batches=False
+  Keep,  // the batch is smaller, and the parts of ranks differ by one sample at most: even_batches=False
 };
 
 /// A rank's part of a batch: `rows` samples from `first` on.
@@ -21,15 +21,15 @@ struct Share {
   double weight = 1;    // Samples::weight
 };
 
-/// The begin of a rank's part if the parts of ranks differ by one sample at most, with the longer parts on the first ranks.
+/// Returns where a rank's part begins if the parts of ranks differ by one sample at most, with the longer parts on the first ranks.
 int64_t part_begin(int64_t length, int rank, int ranks);
 
 class Division {
  public:
-  /// A global batch of 0 stands for batches of any size. Errors begin with `owner`.
+  /// A global batch of 0 means batches of any size. Errors begin with `owner`.
   Division(std::string owner, int64_t global_batch, std::vector<int> local_ranks, int ranks, Tail tail);
 
-  /// Throw UsageError if batches have no fixed size, and if so many samples make no batch.
+  /// expect_size() throws UsageError if batches have no fixed size, and expect_batch() if so many samples make no batch.
   void expect_size() const;
   void expect_batch(int64_t samples) const;
   /// The number of batches that so many samples make.

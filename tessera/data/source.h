@@ -19,7 +19,7 @@ struct Drawn {
   /// Makes the samples of all local ranks, one rank after the other. A Loader calls it once, in any thread. Empty at the end of the epoch.
   std::function<Samples()> make = {};
   std::vector<Share> shares = {};       // one for each local rank
-  std::optional<int64_t> batches = {};  // at the end of the epoch: how many it had, if known; a start after them is an error
+  std::optional<int64_t> batches = {};  // at the end of the epoch: its number of batches, if known; a start after them is an error
 };
 
 /// Gives a Loader its batches. Stream is a source, and a Loader wraps a Sampler in one; a program may write its own. One thread at a time

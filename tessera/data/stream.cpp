@@ -65,7 +65,7 @@ Drawn Stream::draw(const Position& position) try {
   };
   return {.make = std::move(make), .shares = shares};
 } catch (...) {
-  next_.reset();  // after an error, the place of the stream is unknown
+  next_.reset();  // after an error, it is unknown where the stream is
   throw;
 }
 
@@ -86,7 +86,7 @@ void Stream::begin(int64_t epoch, int64_t first) {
   first_ = {};
   has_ended_ = false;
   has_targets_.reset();
-  pull_ = {};  // destroyed before the next one is opened, because some sources can be open only once
+  pull_ = {};  // closes the stream before it is opened again, because some sources can be open only once
   pull_ = options_.open(epoch);
   if (!pull_) throw UsageError("stream: StreamOptions::open returned no function that pulls samples of epoch {}", epoch);
   next_ = Position{.epoch = epoch, .first = first};

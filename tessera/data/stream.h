@@ -23,7 +23,7 @@ struct StreamOptions {
   /// pull. Without it, the destructor of the Loader waits for a pull that never returns, and logs that every ten seconds.
   std::function<void()> interrupt = {};
   int64_t global_batch = 0;            // samples of one step on all ranks together; each rank pulls all of them, and keeps its part
-  std::vector<int> local_ranks = {0};  // the ranks that this process stands for, ascending: Communicator::local_ranks()
+  std::vector<int> local_ranks = {0};  // the ranks whose samples this process takes, ascending: Communicator::local_ranks()
   int ranks = 1;
   Tail tail = Tail::Drop;
   uint64_t seed = 0;
@@ -51,7 +51,7 @@ class Stream : public Source {
   void go_to(const Position& position);
   void begin(int64_t epoch, int64_t first);
   void expect_rows(const Samples& pulled);
-  /// Pulls until a global batch is complete, or the stream ends; returns how many of its samples there are.
+  /// Pulls until waiting_ has a global batch, or the stream ends. Returns how many samples of that batch there are.
   int64_t fill();
   void drop(int64_t count);
   void drop_rows(int64_t count);
@@ -60,12 +60,12 @@ class Stream : public Source {
   StreamOptions options_;
   Division division_;
   Pull pull_;
-  std::optional<Position> next_;  // the batch that waiting_ begins with
+  std::optional<Position> next_;  // the position of the first batch in waiting_
   std::deque<Samples> waiting_;
   int64_t are_waiting_ = 0;
-  Samples first_;  // of the epoch, for Tail::Fill
+  Samples first_;  // the first samples of the epoch, for Tail::Fill
   bool has_ended_ = false;
-  std::optional<bool> has_targets_;  // of this epoch
+  std::optional<bool> has_targets_;  // whether the samples of this epoch have targets
 };
 
 }  // namespace tessera::data

@@ -13,14 +13,14 @@
 namespace tessera::data {
 namespace {
 
-constexpr size_t kMostTokenizers = 8;  // for which a thread keeps caches of words
+constexpr size_t kMostTokenizers = 8;  // the most tokenizers for which a thread keeps caches of words
 
 std::atomic<uint64_t> tokenizers = 0;
 
 /// GPT-2 writes each byte as a printable character: itself, or one from U+0100 on.
 struct ByteLetters {
   std::array<char32_t, 256> letters{};
-  std::array<int16_t, 512> bytes{};  // by letter; -1 for a letter that stands for none
+  std::array<int16_t, 512> bytes{};  // the byte that each letter writes; -1 for letters that write none
 
   ByteLetters() {
     bytes.fill(-1);
@@ -63,7 +63,7 @@ TokenizerCore::Scratch& TokenizerCore::scratch() const {
   static thread_local std::map<uint64_t, Scratch> of_tokenizers;
   const auto found = of_tokenizers.find(number);
   if (found != of_tokenizers.end()) return found->second;
-  if (of_tokenizers.size() > kMostTokenizers) of_tokenizers.clear();  // some of them may be gone
+  if (of_tokenizers.size() > kMostTokenizers) of_tokenizers.clear();  // some of these tokenizers may no longer exist
   return of_tokenizers[number];
 }
 
@@ -135,7 +135,7 @@ void TokenizerCore::expect_like(const KnownPreTokenizer& known) const {
     if (flag != nullptr) refuse(fmt::format("the added token '{}' has {}", printable(token.content), flag));
   }
   if (takes_whole == known.takes_whole) return;
-  // Otherwise the two differ in words that are tokens which no merges make.
+  // With and without ignore_merges, a tokenizer differs only for words that are tokens but can't be made by merges.
   std::vector<int32_t> parts;
   for (const auto& [token, id] : ids) {
     if (std::ranges::find(added, id, &AddedToken::id) != added.end()) continue;
@@ -211,7 +211,7 @@ Tokenizer::Tokenizer(const BpeVocabulary& vocabulary) {
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, Ends ends) const {
   std::vector<int32_t> tokens;
-  tokens.reserve(text.size() / 4);  // as many as most texts have
+  tokens.reserve(text.size() / 4);  // most texts have no more tokens
   encode(text, tokens, ends);
   return tokens;
 }

@@ -26,7 +26,7 @@ struct BpeVocabulary {
   std::string chat_template = {};                           // in Jinja, passed on to other programs
 };
 
-/// Whether texts begin with bos if a GGUF file with this pre-tokenizer does not say so itself. The answer is that of llama.cpp.
+/// Returns BpeVocabulary::add_bos for a GGUF file with this pre-tokenizer that does not set it, as llama.cpp does.
 bool adds_bos(std::string_view pre);
 
 /// Whether encode() adds the tokens with which texts begin and end, such as bos and eos.
@@ -40,7 +40,7 @@ class Tokenizer {
   /// Reads tokenizer.json; `path` is the file or its folder. A text gets the same tokens as from Hugging Face's library. Throws IoError if
   /// the file can't be read or is damaged, and ConfigError, which names the part, for a part that does not belong to byte-level BPE.
   static Tokenizer read(const std::filesystem::path& path);
-  /// Throws ConfigError if the pre-tokenizer is unknown, or a token of a merge, or one with which texts begin or end, is missing.
+  /// Throws ConfigError if the pre-tokenizer is unknown, or if a token of a merge, or a token with which texts begin or end, is missing.
   explicit Tokenizer(const BpeVocabulary& vocabulary);
 
   /// Bytes that are not UTF-8 count as U+FFFD.
@@ -55,8 +55,8 @@ class Tokenizer {
   int64_t size() const;
   std::optional<int32_t> find(std::string_view token) const;
 
-  /// The vocabulary, for a GGUF file. Throws ConfigError for everything that such a file can't say: a pre-tokenizer without a name there,
-  /// another normal form than the named one has, flags of added tokens, texts that begin or end with several tokens.
+  /// The vocabulary, for a GGUF file. Throws ConfigError for everything that such a file can't say: a pre-tokenizer without a name there, a
+  /// normal form other than that of the pre-tokenizer with this name, flags of added tokens, texts that begin or end with several tokens.
   BpeVocabulary vocabulary() const;
   /// The text of tokenizer.json: everything on which the tokens of a text depend.
   std::string json() const;

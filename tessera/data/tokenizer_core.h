@@ -76,7 +76,7 @@ struct TokenizerCore {
   std::vector<std::string> merges;
   std::vector<AddedToken> added;
   std::unordered_set<int32_t> special;
-  AddedTokens before_form, in_form;  // searched for in the text, and in its normal form
+  AddedTokens before_form, in_form;  // tokens that are searched for in the text (before_form) and in its normal form (in_form)
   std::optional<NormalForm> form;
   std::optional<PreTokenizer> pre;
   std::optional<BytePairs> pairs;
@@ -106,7 +106,7 @@ struct TokenizerCore {
 
 /// How GPT-2 writes a byte: as itself if that can be printed, or as a letter from U+0100 on.
 std::string letter_of(int byte);
-/// The bytes of a token as files write it. If a letter of the token does not stand for a byte, the token stands for itself.
+/// The bytes of a token as files write it. If a letter of the token writes no byte, returns the token unchanged.
 std::string bytes_of_token(const std::string& token);
 
 }  // namespace tessera::data

@@ -33,7 +33,7 @@ std::string quoted(const std::string& text) {
   return result;
 }
 
-/// A file that is being read, for errors that name the part.
+/// A tokenizer.json that is being read. Its errors name the part of the file.
 class TokenizerFile {
  public:
   explicit TokenizerFile(const fs::path& path, const std::string& text) : path_(path) {
@@ -73,7 +73,8 @@ class TokenizerFile {
     return found == json_.end() ? nothing : *found;
   }
 
-  /// Throws ConfigError for a tokenizer of SentencePiece. Called first, because the errors of its parts would not name the reason.
+  /// Throws ConfigError for a tokenizer of SentencePiece. Called first, because errors about single parts of such a file would not tell the
+  /// reason.
   void refuse_sentence_piece() const {
     const auto has_type = [](const Json& json, const char* parts, std::string_view type) {
       const auto is = [&](const Json& each) { return each.is_object() && each.value("type", Json()) == type; };
@@ -209,7 +210,7 @@ InOrder added_of(const AddedToken& token) {
           {"rstrip", token.rstrip}, {"normalized", token.normalized}, {"special", token.special}};
 }
 
-/// Throws ConfigError if the folder has files of other kinds instead.
+/// Throws ConfigError if the folder has the files of another kind of tokenizer in place of tokenizer.json.
 void refuse_other_files(const fs::path& folder) {
   const auto refuse = [&](const char* there, std::string_view why) {
     throw ConfigError("{} has no {}, but {}: {}", folder, kTokenizerFile, there, why);
@@ -253,7 +254,7 @@ InOrder json_of(const TokenizerCore& core) {
                    {"ignore_merges", core.takes_whole},
                    {"vocab", InOrder::object()},
                    {"merges", core.merges}};
-  // [] would search all keys before it adds a new one.
+  // operator[] would search all keys before it adds a new one.
   auto& vocabulary = json["model"]["vocab"].get_ref<InOrder::object_t&>();
   vocabulary.reserve(core.tokens.size());
   for (size_t id = 0; id < core.tokens.size(); id++) {

@@ -13,10 +13,10 @@ std::optional<size_t> invalid_utf8(std::string_view text);
 
 /// The text with U+FFFD in place of each incomplete character, and of each other invalid byte.
 std::string with_replacements(std::string_view text);
-/// These three functions take UTF-8 text that is not empty.
+/// first_character(), length_of_first() and last_character() take UTF-8 text that is not empty.
 char32_t first_character(std::string_view text);
 size_t length_of_first(std::string_view text);
-size_t last_character(std::string_view text);  // the place where it begins
+size_t last_character(std::string_view text);  // the place where the last character begins
 
 /// Throws UsageError, with the place, if the text is not UTF-8.
 std::u32string characters_of(std::string_view text);

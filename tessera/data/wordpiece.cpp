@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPad = "[PAD]", kUnknown = "[UNK]", kBegin = "[CLS]", kSeparator = "[SEP]", kMask = "[MASK]";
 constexpr std::array kSpecials = {kPad, kUnknown, kBegin, kSeparator, kMask};
-constexpr size_t kLongestWord = 100;  // in characters; longer ones are unknown
+constexpr size_t kLongestWord = 100;  // in characters; longer words become [UNK]
 constexpr auto kVocabularyFile = "vocab.txt", kConfigFile = "tokenizer_config.json";
 
 /// The place of the first special token in the text, and the token.
@@ -189,7 +189,7 @@ std::vector<std::u32string> WordPiece::words_of(std::u32string text) const {
   return words;
 }
 
-/// Adds the longest piece that the vocabulary has, again and again for the rest of the word.
+/// Adds the longest piece in the vocabulary with which the word begins, and goes on with the rest of the word.
 void WordPiece::add_pieces(std::u32string_view word, std::vector<std::string>& tokens) const {
   std::vector<std::string> pieces;
   while (!word.empty()) {

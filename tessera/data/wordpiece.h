@@ -55,9 +55,9 @@ class WordPiece {
   /// The pieces of a text; a piece that does not begin a word begins with ##. Throws UsageError unless the text is UTF-8.
   std::vector<std::string> tokenize(std::string_view text) const;
 
-  /// [CLS] text [SEP], with padding behind.
+  /// [CLS] text [SEP], followed by padding.
   EncodedTexts encode(std::span<const std::string> texts, const EncodeOptions& options = {}) const;
-  /// [CLS] first [SEP] second [SEP], with padding behind.
+  /// [CLS] first [SEP] second [SEP], followed by padding.
   EncodedTexts encode(std::span<const std::pair<std::string, std::string>> pairs, const EncodeOptions& options = {}) const;
 
  private:

@@ -28,7 +28,7 @@ constexpr Style kStyles[] = {
 constexpr auto kAlpacaTask =
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n";
 
-/// Returns the text as Python's str.strip leaves it, which the template calls.
+/// Returns the text as Python's str.strip leaves it, which the template of Llama 3 calls.
 std::string trimmed(std::string_view text) {
   const auto is_blank = [](char32_t character) { return data::is_white(character) || (character >= 0x1C && character <= 0x1F); };
   while (!text.empty() && is_blank(data::first_character(text))) text.remove_prefix(data::length_of_first(text));

@@ -44,7 +44,7 @@ bool fit_together(const Weights& weights) {
   return weights.a.dim() == 2 && weights.b.dim() == 2 && weights.a.size(0) == rank_of(weights) && rank_of(weights) > 0;
 }
 
-/// Throws UsageError unless the layers are those of a model of this shape.
+/// Throws UsageError unless each layer with an adapter is in a model of this shape, and fits it.
 void expect_fit(const PlainAdapter& adapter, const LlamaConfig& config, const fs::path& path, const fs::path& base) {
   const auto model = deferred_init([&] { return models::LlamaForCausalLM(config); });
   const auto parameters = model->named_parameters();
@@ -182,7 +182,7 @@ void write_gguf_adapter(const fs::path& folder, const fs::path& file, const fs::
   auto metadata = general(config, "adapter", name_of_folder(folder), 0);
   metadata.emplace_back(kType, text(kLora));
   metadata.emplace_back(kAlpha, f32(alpha));
-  metadata.emplace_back(architecture + kHeads, u32(config.num_attention_heads));  // for write_peft_adapter()
+  metadata.emplace_back(architecture + kHeads, u32(config.num_attention_heads));  // read by write_peft_adapter()
   metadata.emplace_back(architecture + kSharedHeads, u32(config.key_value_heads()));
   std::vector<checkpoint::GgufTensor> tensors;
   std::vector<at::Tensor> values;

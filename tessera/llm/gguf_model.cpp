@@ -31,7 +31,7 @@ using checkpoint::kRopeFactors;
 using models::LlamaConfig;
 
 constexpr std::array<std::string_view, 4> kArchitectures = {"llama", "qwen2", "qwen3", "smollm3"};
-/// The sizes that every file has, in the order of the file.
+/// The sizes that every file has, in the order in which files are written.
 constexpr std::pair<const char*, int64_t LlamaConfig::*> kSizes[] = {{"context_length", &LlamaConfig::max_position_embeddings},
                                                                      {"embedding_length", &LlamaConfig::hidden_size},
                                                                      {"block_count", &LlamaConfig::num_hidden_layers},
@@ -42,7 +42,7 @@ constexpr int64_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
 
 /// Returns the factors by which llama.cpp divides frequencies.
 at::Tensor rope_factors(const LlamaConfig& config) {
-  const auto at_one = at::ones({1, 1}, at::kLong);  // where the angle is the frequency
+  const auto at_one = at::ones({1, 1}, at::kLong);  // position 1, where the angle is equal to the frequency
   auto plain = config.rope;
   plain.llama3.reset();
   plain.factor = 1;
@@ -53,8 +53,8 @@ at::Tensor rope_factors(const LlamaConfig& config) {
   return angle(plain) / angle(config.rope);
 }
 
-/// Returns the four numbers of Llama 3 that give these factors. Files have only a factor for each frequency, so the usual numbers are
-/// tried.
+/// Returns the scaling that gives these factors. Files have only one factor for each frequency, so this takes the largest as
+/// Llama3Scaling::factor, and the usual values for the other three members.
 nn::Llama3Scaling scaling_of(const at::Tensor& factors, LlamaConfig config, const fs::path& path) {
   const auto refused = ConfigError("{}: {} has factors other than those of Llama 3.1 to 3.3, which is not read here", path, kRopeFactors);
   if (2 * factors.numel() != nn::rotary_size(config.rope, config.head_size())) throw refused;
@@ -200,7 +200,7 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, con
   std::vector<int64_t> types(static_cast<size_t>(config.vocab_size), kNormal);
   for (const auto id : vocabulary.added) types.at(static_cast<size_t>(id)) = kUserDefined;
   for (const auto id : vocabulary.special) types.at(static_cast<size_t>(id)) = kControl;
-  // A model may have room for more tokens than there are.
+  // A model's vocabulary may be larger than its tokenizer's.
   vocabulary.tokens.resize(static_cast<size_t>(config.vocab_size));
   for (size_t id = 0; id < vocabulary.tokens.size(); id++) {
     if (!vocabulary.tokens[id].empty()) continue;
@@ -240,7 +240,7 @@ constexpr const char* kDescription[] = {models::kConfigFile,
                                         "tokenizer.model",
                                         "preprocessor_config.json"};
 
-/// Returns a config.json for weights of another dtype.
+/// Returns the text of config.json with another dtype of weights.
 std::string with_dtype(const std::string& text, at::ScalarType dtype) {
   auto json = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return text;
@@ -255,7 +255,7 @@ const checkpoint::BlockCode* code_named(const std::string& name) {
   return code;
 }
 
-/// Returns the code of one tensor if `code` is the code for matrices.
+/// Returns the code for a tensor. `code` is the one that GgufOptions chooses for matrices.
 const checkpoint::BlockCode* code_of(const std::string& name, const std::vector<int64_t>& sizes, const checkpoint::BlockCode* code,
                                      bool tied) {
   const bool is_output = name == "output.weight" || (tied && name == "token_embd.weight");

@@ -19,8 +19,8 @@ data::Tokenizer read_tokenizer(const std::filesystem::path& path);
 
 struct GgufOptions {
   /// The code of matrices: F32, F16, BF16, Q8_0, Q5_0, Q4_0 or Q4_K; vectors are F32. If it has fewer than eight bits, the output layer (or
-  /// the embeddings that it shares) is Q8_0. Rows that are not whole blocks of Q4_K are Q5_0, as in llama.cpp; rows that are not whole
-  /// blocks of that either are F32.
+  /// the embeddings that it shares) is Q8_0. A matrix whose rows are not whole blocks of Q4_K is Q5_0, as in llama.cpp; a matrix whose rows
+  /// are not whole blocks of its code is F32.
   std::string code = "F16";
   std::string name = {};  // general.name; the folder's name unless given
 };

@@ -40,7 +40,7 @@ inline checkpoint::GgufValue text(std::string value) {
   return {checkpoint::GgufType::Text, std::move(value)};
 }
 
-/// Returns the metadata that every file has: `type` is the type of its contents, `file_type` that of most tensors.
+/// Returns the metadata that every file has: `type` is the type of the file's contents, and `file_type` the type of most of its tensors.
 inline checkpoint::GgufMetadata general(const models::LlamaConfig& config, const char* type, std::string name, int64_t file_type) {
   return {{"general.architecture", text(architecture_of(config))},
           {"general.type", text(type)},

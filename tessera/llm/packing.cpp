@@ -14,7 +14,7 @@ namespace {
 /// it.
 std::vector<int64_t> begins_of(const TokenFile& file, int64_t length) {
   std::vector<int64_t> begins = {0};
-  int64_t document = 0;  // where it begins
+  int64_t document = 0;  // where the present document begins
   for (const auto end : file.ends()) {
     if (end - begins.back() > length && document > begins.back()) begins.push_back(document);
     while (end - begins.back() > length) begins.push_back(begins.back() + length);

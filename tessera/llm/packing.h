@@ -39,7 +39,7 @@ class PackedRows {
 
   TokenFile file_;
   int64_t length_, rows_ = 0;
-  std::vector<int64_t> begins_ = {};  // where each row begins, and the end of the last; of Packing::Whole
+  std::vector<int64_t> begins_ = {};  // with Packing::Whole: where each row begins, and where the last row ends
 };
 
 /// Throws ConfigError if a file has tokens beyond a model's vocabulary.

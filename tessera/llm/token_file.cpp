@@ -32,7 +32,7 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kPart = 4 << 20;  // bytes of a file of lines that one thread tokenizes at once
 constexpr uint64_t kBlock = 1 << 20;
-constexpr int kVersion = 3;  // of the way in which files become tokens
+constexpr int kVersion = 3;  // grows when files become other tokens than before
 constexpr auto kFormat = "tessera tokens", kPlan = "plan.json";
 
 std::string text_of(const Json& json, const char* key) {
@@ -41,7 +41,8 @@ std::string text_of(const Json& json, const char* key) {
   return value.get<std::string>();
 }
 
-/// Throws UsageError for a line of none of the three kinds, with advice on how to rewrite the kinds of other programs.
+/// Throws UsageError for a line without text, prompt and completion, or messages. For formats of other programs, the error says how to
+/// rewrite them.
 [[noreturn]] void refuse_line(const Json& json) {
   if (json.contains("conversations"))
     throw UsageError(
@@ -100,7 +101,7 @@ std::vector<int32_t> tokens_of(std::span<const Segment> segments, const data::To
   return tokens;
 }
 
-/// A range of bytes in a file of lines, which stands for the lines that begin in it. A text file is one part.
+/// A range of bytes of a file of lines, and the lines that begin in it. A text file is one part.
 struct Part {
   size_t file = 0;
   uint64_t begin = 0, end = 0;
@@ -109,7 +110,7 @@ struct Part {
 /// The lines that begin in a part.
 struct Lines {
   std::string text;
-  uint64_t begin = 0;  // in the file
+  uint64_t begin = 0;  // the place of `text` in the file
 };
 
 Lines lines_of(const InputFile& file, const Part& part) {
@@ -204,7 +205,7 @@ Documents kept(const fs::path& path) {
   return documents;
 }
 
-/// Returns a text of all settings and files that must be unchanged if finished parts of an earlier call are to be used.
+/// Describes the files and the settings. The finished parts of an earlier call are used only if this text was the same.
 std::string plan_of(std::span<const fs::path> inputs, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
   Json plan = {{"files", Json::array()},
                {"version", kVersion},
@@ -338,7 +339,7 @@ std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer
             ? "it is not UTF-8"
             : "it is not a JSON object, such as {\"text\": \"...\"}; a file that is one text must have the extension .txt or .md");
   const auto segments = segments_of(json, options);
-  // Templates with marks write the beginning themselves, and those with an end of turn write the end.
+  // A template with marks writes the first token of a text itself, and a template with an end of turn writes the last one.
   const bool chats = json.contains("messages");
   const auto begin = chats && !marks_of(*options.chat).empty() ? data::Ends::Bare : data::Ends::Added;
   return tokens_of(segments, tokenizer, begin, chats && !end_of_turn(*options.chat).empty() ? std::nullopt : options.end);

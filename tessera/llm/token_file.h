@@ -17,7 +17,7 @@
 
 namespace tessera::llm {
 
-/// A token that a model reads but does not learn to write, such as those of a prompt, is stored as -1 - token.
+/// A token that a model reads but does not learn to write, such as a token of a prompt, is stored as -1 - token.
 constexpr int32_t only_read(int32_t token) {
   return -1 - token;
 }
@@ -32,8 +32,8 @@ struct TokenizeOptions {
   std::optional<ChatTemplate> chat = {};  // for lines with messages
   std::optional<int32_t> end = {};        // the token after each document, unless the template ends it with its own
   int threads = 0;                        // 0: as many as there are cores
-  /// Called with the number of bytes that are tokenized, and the bytes of all files. Return false to stop: finished parts stay for the next
-  /// call.
+  /// Called with the number of bytes that are tokenized so far, and the number of bytes of all files. Return false to stop: finished parts
+  /// stay for the next call.
   std::function<bool(uint64_t done, uint64_t all)> progress = {};
 };
 
@@ -58,7 +58,7 @@ class TokenFile {
   explicit TokenFile(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
-  std::span<const int32_t> tokens() const { return tokens_; }  // as they are stored
+  std::span<const int32_t> tokens() const { return tokens_; }  // as stored: see only_read()
   std::span<const int64_t> ends() const { return ends_; }      // the number of tokens up to the end of each document
   /// One more than the largest token.
   int64_t vocabulary() const { return vocabulary_; }

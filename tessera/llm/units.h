@@ -16,8 +16,8 @@ enum class Units {
 /// Returns the choice with the name root, apart or head-with-norm. Throws ConfigError that lists these names for another name.
 Units units_named(std::string_view name);
 
-/// Makes units of embeddings, norm and head. The caller shards the layers, and the outermost fully_shard the rest. Embeddings that are also
-/// the head stay in the outermost unit.
+/// Makes units of embeddings, norm and head. The caller calls fully_shard for the layers, and for the whole model, whose unit gets the
+/// rest. Embeddings that are also the head stay in the outermost unit.
 void shard_ends(models::LlamaForCausalLM& model, const ShardOptions& options, Units units);
 
 }  // namespace tessera::llm

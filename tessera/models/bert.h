@@ -114,8 +114,8 @@ struct BertModelImpl : torch::nn::Module {
   /// the pooled output, {batch, hidden_size}, which is computed from the state of the first token.
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& tokens, const at::Tensor& mask = {}, const at::Tensor& types = {});
 
-  /// Returns the replacements from names in files to those of this model: files of larger models have "bert." before the names, and old
-  /// files have names of TensorFlow.
+  /// Returns the replacements that turn names in files into names of this model: files of larger models have "bert." before the names, and
+  /// old files have names of TensorFlow.
   static Renames renames();
 
   Called<BertEmbeddings> embeddings{nullptr};
@@ -130,7 +130,7 @@ struct BertForSequenceClassificationImpl : torch::nn::Module {
   /// Takes the inputs of BertModel, and returns scores {batch, num_labels}.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& mask = {}, const at::Tensor& types = {});
 
-  /// Returns the replacements from names in files to those of this model: files of a BertModel lack "bert." before the names.
+  /// Returns the replacements that turn names in files into names of this model: files of a BertModel lack "bert." before the names.
   static Renames renames();
 
   Called<BertModel> bert{nullptr};

@@ -54,10 +54,10 @@ TEST(BertConfig, RefusesWhatItDoesNotKnow) {
   EXPECT_THAT(refusal(R"({"hidden_act": "mish"})"), AllOf(HasSubstr("hidden_act: \"mish\""), HasSubstr("gelu_new")));
   EXPECT_THAT(refusal(R"({"hidden_size": "wide"})"), HasSubstr("hidden_size: \"wide\": this must be an integer"));
   EXPECT_THAT(refusal(R"({"hidden_size": 10.5})"), HasSubstr("this must be an integer"));
-  EXPECT_THAT(refusal(R"({"hidden_size": 10})"), AllOf(HasSubstr("config.json: hidden_size of 10"), HasSubstr("num_attention_heads")));
-  EXPECT_THAT(refusal(R"({"num_hidden_layers": 0})"), HasSubstr("num_hidden_layers of 0"));
-  EXPECT_THAT(refusal(R"({"hidden_dropout_prob": 1})"), HasSubstr("hidden_dropout_prob of 1"));
-  EXPECT_THAT(refusal(R"({"pad_token_id": 30522})"), HasSubstr("pad_token_id of 30522"));
+  EXPECT_THAT(refusal(R"({"hidden_size": 10})"), AllOf(HasSubstr("config.json: a BERT can't have hidden_size 10"), HasSubstr("num_attention_heads")));
+  EXPECT_THAT(refusal(R"({"num_hidden_layers": 0})"), HasSubstr("num_hidden_layers 0"));
+  EXPECT_THAT(refusal(R"({"hidden_dropout_prob": 1})"), HasSubstr("hidden_dropout_prob 1"));
+  EXPECT_THAT(refusal(R"({"pad_token_id": 30522})"), HasSubstr("pad_token_id 30522"));
 }
 
 }  // namespace

@@ -93,7 +93,7 @@ TEST(Bert, RefusesWhatDoesNotFit) {
   EXPECT_THAT(message_of<UsageError>([&] { model(at::ones({2, 11}, at::kLong)); }), HasSubstr("a length up to 10, not [2, 11]"));
   auto config = kSmall;
   config.num_attention_heads = 3;
-  EXPECT_THAT(message_of<ConfigError>([&] { models::BertModel bert(config); }), HasSubstr("hidden_size of 16"));
+  EXPECT_THAT(message_of<ConfigError>([&] { models::BertModel bert(config); }), HasSubstr("hidden_size 16"));
 }
 
 }  // namespace

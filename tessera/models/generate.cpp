@@ -11,7 +11,7 @@
 namespace tessera::models {
 namespace {
 
-/// Puts a model into evaluation mode, and its destructor back into the former mode.
+/// Puts a model into evaluation mode. The destructor restores the former mode.
 class Evaluation : NoCopy {
  public:
   explicit Evaluation(torch::nn::Module& model) : model_(model), training_(model.is_training()) { model_.eval(); }
@@ -27,7 +27,7 @@ at::Tensor chosen(at::Tensor scores, const GenerateOptions& options, const at::G
   if (options.vocabulary > 0) scores = scores.narrow(-1, 0, std::min(options.vocabulary, scores.size(-1)));
   if (options.temperature == 0) return scores.argmax(-1);
   auto [likely, tokens] = (scores.to(at::kFloat) / options.temperature).softmax(-1).sort(-1, /*descending=*/true);
-  // Leaves out tokens if the likelier ones before them reach top_p already; the first token stays.
+  // Leaves out a token if the likelier tokens before it already reach top_p. The first token always stays.
   likely = at::where(likely.cumsum(-1) - likely >= options.top_p, 0, likely);
   likely.select(-1, 0).clamp_min_(1e-30);
   return tokens.gather(-1, likely.multinomial(1, /*replacement=*/false, random)).squeeze(-1);

@@ -14,10 +14,10 @@ namespace tessera::models {
 struct GenerateOptions {
   int64_t most = 64;               // how many tokens are added
   double temperature = 0;          // 0: always the likeliest token; 1: by the model's own probabilities
-  double top_p = 1;                // drawn from the likeliest tokens that together have this probability
+  double top_p = 1;                // a token is drawn from the likeliest tokens that together have this probability
   int64_t vocabulary = 0;          // only tokens below this number are generated; 0: all that the model knows
-  uint64_t seed = 0;               // of the random numbers; must be the same on all ranks
-  std::vector<int64_t> ends = {};  // a row that has one of these repeats it; generation ends when all rows have one
+  uint64_t seed = 0;               // the seed of random numbers; must be the same on all ranks
+  std::vector<int64_t> ends = {};  // tokens that end a row, which repeats the token from then on; generation ends when all rows have one
   /// Called with each new token of the first row.
   std::function<void(int64_t)> listen = {};
 };

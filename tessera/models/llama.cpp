@@ -153,7 +153,7 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& i
   if (all > config.max_position_embeddings)
     throw UsageError("a text of {} tokens is longer than this model's max_position_embeddings, {}", all, config.max_position_embeddings);
   const auto pass = std::make_shared<LlamaPass>();
-  // On devices that compile steps, the whole cache is read and places are inputs from the host, so each further token runs the same
+  // On devices that compile steps, the whole cache is read, and places are inputs from the host, so that every later token runs the same
   // program.
   const bool reads_whole = input.cache != nullptr && !tokens.device().is_cpu() && !tokens.device().is_cuda();
   const auto host_or_device = reads_whole ? c10::Device(at::kCPU) : tokens.device();
@@ -166,7 +166,7 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& i
   if (knows) pass->documents = lengths_of(input.positions);
   const bool has_documents = input.positions.defined() && (!knows || !pass->documents.empty());
   const auto documents = has_documents ? (input.positions == 0).cumsum(1) : at::Tensor();
-  // Neither one text without a cache nor documents whose lengths are known need a mask.
+  // One text without a cache needs no mask, and neither do documents whose lengths are known.
   const bool several_after_others = before > 0 && length > 1;
   const auto keys = reads_whole ? input.cache->longest_ : all;
   const auto mask = [&](std::optional<int64_t> window) { return mask_of(places, keys, window, documents, states.scalar_type()); };

@@ -19,7 +19,8 @@
 
 namespace tessera::models {
 
-/// Keys and values of tokens that a model has seen, for the tokens that follow. A forward pass with the cache appends its own.
+/// Keys and values of tokens that a model has seen, for the tokens that follow. A forward pass with the cache appends the keys and values
+/// of its tokens.
 class LlamaCache {
  public:
   /// For texts of up to `longest` tokens.
@@ -49,9 +50,10 @@ struct LlamaInput {
 /// Values that all layers of a pass share.
 struct LlamaPass {
   nn::RotaryTable table;
-  at::Tensor mask = {}, sliding_mask = {};           // undefined: each token sees itself and those before it in its document
-  at::Tensor places = {};                            // {length}: this pass's tokens in the cache; undefined unless the whole cache is read
-  std::vector<std::vector<int64_t>> documents = {};  // their lengths in each row, if a row has several and positions are on the host
+  at::Tensor mask = {}, sliding_mask = {};  // undefined: each token sees itself and the earlier tokens of its document
+  at::Tensor places = {};                   // {length}: this pass's tokens in the cache; undefined unless the whole cache is read
+  std::vector<std::vector<int64_t>> documents =
+      {};  // the lengths of the documents in each row, if a row has several and positions are on the host
   LlamaCache* cache = nullptr;
 };
 
@@ -63,7 +65,7 @@ struct LlamaAttentionImpl : torch::nn::Module {
   bool rotates, slides;
   double dropout;
   torch::nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, o_proj{nullptr};
-  nn::RmsNorm q_norm{nullptr}, k_norm{nullptr};  // of qwen3 only
+  nn::RmsNorm q_norm{nullptr}, k_norm{nullptr};  // only for qwen3
 };
 TORCH_MODULE(LlamaAttention);
 
@@ -106,8 +108,8 @@ struct LlamaForCausalLMImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens, const LlamaInput& input = {});
   /// Returns the scores of states that `model` has returned.
   at::Tensor scores(const at::Tensor& states);
-  /// Returns the mean cross entropy of `targets`, {batch, length}: the token that follows each token, or -100 where none counts. The scores
-  /// are never in memory as a whole.
+  /// Returns the mean cross entropy of `targets`, {batch, length}: the token that follows each token, or -100 where no token is to be
+  /// learned. The scores are never in memory as a whole.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options = {},
                   const LlamaInput& input = {});
 

@@ -87,7 +87,7 @@ void read_rope(const ConfigFile& file, const std::string& key, nn::RotaryOptions
   }
 }
 
-/// Reads which layers of SmolLM3 have no rotary embeddings: those listed as 0, or every no_rope_layer_interval-th.
+/// Reads which layers of SmolLM3 have no rotary embeddings: those with 0 in no_rope_layers, or every no_rope_layer_interval-th layer.
 void read_no_rope(const ConfigFile& file, LlamaConfig& config) {
   if (const auto* layers = file.find("no_rope_layers")) {
     if (!layers->is_array() || !std::ranges::all_of(*layers, &Json::is_number_integer))
@@ -166,7 +166,7 @@ LlamaConfig LlamaConfig::read(const std::filesystem::path& folder) {
   config.rope.theta = family->rope_theta;
   each_plain(config, [&](const char* key, auto& member) { file.read(key, member); });
   if (config.num_hidden_layers > kMostLayers) file.refuse("num_hidden_layers", fmt::format("this must be at most {}", kMostLayers));
-  // Other families have no such biases, even if the file says so.
+  // Families other than those below have no such biases, even if the file says so.
   const auto is_one_of = [&](auto... types) { return ((family->model_type == types) || ...); };
   if (!is_one_of("llama", "smollm3")) config.mlp_bias = false;
   if (!is_one_of("llama", "qwen3", "smollm3")) config.attention_bias = false;

@@ -29,9 +29,10 @@ struct LlamaConfig {
   double initializer_range = 0.02;
   double attention_dropout = 0;
   bool attention_bias = false, mlp_bias = false;
-  bool tie_word_embeddings = false;          // whether the output head shares the matrix of embeddings
-  nn::RotaryOptions rope = {};               // rope_parameters, or rope_theta and rope_scaling
-  std::vector<int64_t> no_rope_layers = {};  // 0 for a layer without rotary embeddings, 1 for others; empty: all layers have them
+  bool tie_word_embeddings = false;  // whether the output head shares the matrix of embeddings
+  nn::RotaryOptions rope = {};       // rope_parameters, or rope_theta and rope_scaling
+  std::vector<int64_t> no_rope_layers =
+      {};  // 0 for a layer without rotary embeddings, 1 for other layers; empty: all layers have rotary embeddings
   /// How many tokens a token sees, itself included, in layers whose entry in layer_types is "sliding_attention".
   std::optional<int64_t> sliding_window = {};
   std::vector<std::string> layer_types = {};  // "full_attention" or "sliding_attention"; empty: "full_attention" for all layers
@@ -48,7 +49,7 @@ struct LlamaConfig {
   /// damaged, and ConfigError, which names the key, if it describes a model that Tessera does not have.
   static LlamaConfig read(const std::filesystem::path& folder);
 
-  /// Writes config.json so that transformers reads it, before and after version 5. `dtype` is that of the weights in the folder.
+  /// Writes config.json so that transformers reads it, before and after version 5. `dtype` is the dtype of the weights in the folder.
   void write(const std::filesystem::path& folder, at::ScalarType dtype = at::kFloat) const;
 
   bool operator==(const LlamaConfig&) const = default;

@@ -131,7 +131,7 @@ TEST(Generate, EndsRowsAtTheirEnd) {
   EXPECT_EQ(heard.back(), end);
   EXPECT_EQ(std::ssize(heard), ended.size(1) - 4);
   EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, prompt, {.most = 29}); }),
-              HasSubstr("4 tokens and 29 more are longer"));
+              HasSubstr("4 tokens and 29 new ones are more than"));
   EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, prompt, {.top_p = 0}); }), HasSubstr("top_p is 0"));
 }
 
@@ -188,7 +188,7 @@ TEST(LlamaConfig, NamesWhatItCantTake) {
       {R"({"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}})", "rope_parameters: factor: missing: llama3 needs it"},
       {R"({"model_type": "llama", "num_key_value_heads": 3})",
        "a Llama can't have num_key_value_heads 3: it must be a divisor of num_attention_heads"},
-      {R"({"model_type": "llama", "partial_rotary_factor": 0.001})", "partial_rotary_factor of 0.001"},
+      {R"({"model_type": "llama", "partial_rotary_factor": 0.001})", "partial_rotary_factor 0.001"},
       {R"({"model_type": "qwen2", "layer_types": ["local"]})",
        "layer_types: [\"local\"]: this must be a list of full_attention and sliding_attention"},
       {R"({"model_type": "qwen3", "use_sliding_window": true, "sliding_window": 4, "layer_types": ["full_attention"]})",

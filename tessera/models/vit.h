@@ -1,5 +1,5 @@
-// A vision transformer: an image is cut into patches, which an encoder reads like words; a token before them becomes the scores. Parameters
-// have the names of timm's VisionTransformer.
+// A vision transformer: an image is cut into patches, which an encoder reads like words; the scores are computed from an extra token before
+// the patches. Parameters have the names of timm's VisionTransformer.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -18,7 +18,7 @@ namespace tessera::models {
 
 struct VitOptions {
   int64_t image = 224;  // height and width
-  int64_t patch = 16;   // height and width; must divide those of the image
+  int64_t patch = 16;   // height and width; must divide the image's height and width
   int64_t channels = 3;
   int64_t width = 768;
   int64_t layers = 12;

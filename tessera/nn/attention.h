@@ -33,7 +33,7 @@ struct SelfAttentionImpl : torch::nn::Module {
 };
 TORCH_MODULE(SelfAttention);
 
-/// A layer of a transformer: attention, and then a perceptron, each with a norm before it and a residual connection around both.
+/// A layer of a transformer: x + attention(norm1(x)), and then the same with norm2 and a perceptron.
 struct PreNormLayer : torch::nn::Module {
   PreNormLayer(const SelfAttentionOptions& options, double eps);
   at::Tensor forward(const at::Tensor& x);

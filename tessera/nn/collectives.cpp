@@ -28,7 +28,7 @@ class CollectiveNode final : public ag::Node {
   explicit CollectiveNode(Gradient gradient) : gradient_(std::move(gradient)) {}
   std::string name() const override { return "tessera::Collective"; }
   ag::variable_list apply(ag::variable_list&& gradients) override {
-    // A rank without a gradient takes part with zeros, because the others wait for it.
+    // A rank without a gradient takes part with zeros, because the other ranks wait for it.
     return {gradient_(gradients[0].defined() ? gradients[0] : input_metadata(0).zeros_like())};
   }
 
@@ -36,7 +36,7 @@ class CollectiveNode final : public ag::Node {
   const Gradient gradient_;
 };
 
-/// The operand as an ordinary tensor: a sharded parameter becomes a copy, by an operator that autograd records.
+/// Returns the operand as an ordinary tensor. Copies a sharded parameter by clone(), which autograd records.
 at::Tensor ordinary(const at::Tensor& tensor, std::string_view operation) {
   if (!tensor.defined()) throw UsageError("{} was given an undefined tensor", operation);
   if (!tensor.key_set().has(kPagingKey)) return tensor;
@@ -48,14 +48,14 @@ at::Tensor ordinary(const at::Tensor& tensor, std::string_view operation) {
       operation);
 }
 
-/// The dimension as a number from 0 on; -1 is the last one.
+/// Returns the dimension counted from 0; -1 is the last dimension.
 int64_t dim_in(int64_t dim, const at::Tensor& tensor, std::string_view operation) {
   if (dim >= -tensor.dim() && dim < tensor.dim()) return dim < 0 ? dim + tensor.dim() : dim;
   throw UsageError("{} was given dimension {} of a tensor with sizes [{}]", operation, dim, joined(tensor.sizes()));
 }
 
-/// A name for the operation with the sizes in it. Ranks compare names before data moves, and would not notice different shapes of as many
-/// values otherwise.
+/// A name for the operation with the sizes in it. Ranks compare names before data moves; without the sizes, they would not notice different
+/// shapes with equally many values.
 std::string with_shape(std::string_view operation, const at::Tensor& tensor, std::optional<int64_t> dim = {}) {
   const auto along = dim ? fmt::format(" along {}", *dim) : "";
   return fmt::format("{} of {{{}}}{}", operation, fmt::join(tensor.sizes(), ", "), along);
@@ -125,7 +125,8 @@ at::Tensor broadcast(const at::Tensor& tensor, const Communicator& world, int ro
   world.broadcast(result, root, {.unit = with_shape("nn::broadcast", operand)}).wait();
   return with_gradient(operand, result, [world, root](const at::Tensor& gradient) {
     const auto sum = all_reduce(gradient, world);
-    // The zeros of other ranks have a graph as well, because all ranks must take part if this gradient is differentiated again.
+    // On ranks other than root, too, the zeros come from an operator on `sum`, because all ranks must take part if this gradient is
+    // differentiated again.
     return at::where(at::scalar_tensor(world.rank() == root, sum.options().dtype(at::kBool)), sum, at::zeros({}, sum.options()));
   });
 }

@@ -23,7 +23,7 @@ bool is_named(std::string_view name, std::string_view wanted);
 bool is_in(std::string_view name, const std::vector<std::string>& wanted);
 /// The last parts of names, each once: "q_proj, v_proj".
 std::string last_parts(const std::vector<std::string>& names);
-/// Throws UsageError, which lists the names, unless each name in the choice is one of them, and some layer is chosen.
+/// Throws UsageError, which lists the last parts of `names`, unless each of target_modules fits one of `names`, and `chosen` is above 0.
 void expect_choice(const LayerChoice& choice, const std::vector<std::string>& names, size_t chosen, std::string_view what);
 
 }  // namespace tessera::nn

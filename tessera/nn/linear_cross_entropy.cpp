@@ -23,8 +23,8 @@ int64_t default_rows(const at::Tensor& weight, bool has_gradient) {
 }
 
 struct Scored {
-  at::Tensor sum, count;           // of the losses of rows that count
-  at::Tensor grad_x, grad_weight;  // of the sum; undefined unless asked for
+  at::Tensor sum, count;           // the sum of the losses of rows that count, and the number of these rows
+  at::Tensor grad_x, grad_weight;  // the gradients of `sum`; undefined unless asked for
 };
 
 at::Tensor losses_of(const at::Tensor& scores, const at::Tensor& log_sum, const at::Tensor& target, double z_loss) {

@@ -39,11 +39,11 @@ struct Target {
   std::shared_ptr<Module> module;
   Kind kind;
   at::Tensor weight, bias;
-  std::vector<int64_t> down, up;  // sizes of A and B, with 1 in place of the rank: the first size of A and the second of B
+  std::vector<int64_t> down, up;  // the sizes of A and B, with 1 in place of the rank, which is the first size of A and the second of B
   int64_t groups = 1;
-  bool is_embedding_too = false;  // an embedding shares its weight
+  bool is_embedding_too = false;  // whether an embedding shares the weight
 
-  /// The largest rank that its weight can have.
+  /// The largest rank that the weight can have.
   int64_t width() const { return std::min(c10::multiply_integers(down), up[0]); }
 };
 
@@ -130,7 +130,7 @@ std::vector<Target> chosen(const std::vector<Target>& layers, const Options& opt
   for (const auto& layer : result) {
     // An embedding and the head of a model may share a weight, because an adapter of one of them does nothing in the other.
     const auto same = std::ranges::find_if(layers, [&](const Target& other) {
-      const bool is_changed = options.init_lora_weights == Init::Pissa;  // changes the weight itself
+      const bool is_changed = options.init_lora_weights == Init::Pissa;  // Pissa changes the weight itself
       return other.name != layer.name && other.weight.is_same(layer.weight) && (other.kind == layer.kind || is_chosen(other) || is_changed);
     });
     if (same != layers.end())
@@ -210,7 +210,7 @@ void add_adapter(const Target& layer, const Options& options, int64_t r, const s
   } else if (options.init_lora_weights == Init::Gaussian) {
     down.normal_(0, 1 / static_cast<double>(r), generator);
   } else {
-    const auto bound = 1 / std::sqrt(static_cast<double>(down[0].numel()));  // that of kaiming_uniform_ with a = sqrt(5)
+    const auto bound = 1 / std::sqrt(static_cast<double>(down[0].numel()));  // the bound of kaiming_uniform_ with a = sqrt(5)
     down.uniform_(-bound, bound, generator);
   }
   if (options.init_lora_weights == Init::Pissa) {

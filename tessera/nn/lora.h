@@ -43,10 +43,10 @@ inline constexpr int64_t kMostRank = 1'000'000;  // wider than any layer
 struct Options {
   int64_t r = 8;            // the rank
   double lora_alpha = 8;    // an adapter's output is multiplied by lora_alpha / r
-  bool use_rslora = false;  // multiply by lora_alpha / sqrt(r) in place of that
-  double lora_dropout = 0;  // of an adapter's input
+  bool use_rslora = false;  // multiply by lora_alpha / sqrt(r) instead
+  double lora_dropout = 0;  // the dropout of an adapter's input
   bool use_dora = false;    // the size of each row of a weight is trained apart from its direction
-  nn::LayerChoice layers = {};                        // get adapters: torch::nn::Linear, Embedding and Conv2d can
+  nn::LayerChoice layers = {};                        // the layers that get adapters
   ByPattern<int64_t> rank_pattern = {};               // ranks other than r
   ByPattern<double> alpha_pattern = {};
   std::vector<std::string> modules_to_save = {};  // modules that train as a whole
@@ -61,14 +61,14 @@ struct Options {
 /// which lists the names of layers, and changes nothing.
 void apply(ModuleRef model, const Options& options = {}, const std::string& adapter = "default");
 
-/// The adapters of a model, and those that are active.
+/// adapters() returns the names of all adapters of a model, and active_adapters() the names of the active adapters.
 std::vector<std::string> adapters(ConstModuleRef model);
 std::vector<std::string> active_adapters(ConstModuleRef model);
 /// Makes these adapters active: their outputs add up, and they train. Other adapters do neither.
 void set_adapters(ModuleRef model, const std::vector<std::string>& names);
 
-/// Sets the magnitudes of DoRA to the norms of the weights, so that they change nothing. Call it after weights have been loaded. Collective
-/// if the model is sharded.
+/// Sets the magnitudes of DoRA to the row norms of the weights with their adapters, so that the magnitudes change nothing at first. Call it
+/// after weights have been loaded. Collective if the model is sharded.
 void reset_magnitudes(ModuleRef model, const std::string& adapter = "default");
 
 /// Lets the model run without adapters while this object exists. Modules and biases that train as a whole keep their trained values. The
@@ -87,7 +87,8 @@ class [[nodiscard]] Disabled : NoCopy {
 /// nothing, for quantised weights, convolutions with groups, and several active adapters of which one is a DoRA. Collective if the model is
 /// sharded.
 void merge(ModuleRef model);
-/// Subtracts merged adapters from the weights, which are then equal to the earlier ones but for rounding, and makes the adapters active.
+/// Subtracts merged adapters from the weights, which then equal the weights before merge() except for rounding, and makes the adapters
+/// active.
 void unmerge(ModuleRef model);
 
 /// A description of all adapters with their ranks and factors: "default (rank 8, alpha 16)". Empty if there are none.
@@ -103,7 +104,7 @@ double scaling_of(const Options& options, const std::string& layer);
 struct Weights {
   at::Tensor a, b;
   double scaling = 1;
-  at::Tensor magnitude = {};  // of DoRA
+  at::Tensor magnitude = {};  // DoRA's magnitudes; undefined without DoRA
   bool of_embedding = false;
 };
 /// The weight with the adapter merged into it.
@@ -111,7 +112,7 @@ at::Tensor merged(const at::Tensor& weight, const Weights& adapter);
 
 /// A layer with an adapter, and the names that files need.
 struct Layer {
-  std::string name;                          // of the layer in the model
+  std::string name;                          // the name of the layer in the model
   std::map<std::string, std::string> names;  // from names in files of peft ("lora_A.weight") to names of parameters in the model
   bool has_bias = false;
 };

@@ -26,19 +26,19 @@ at::Tensor norms_of_rows(const at::Tensor& weight, bool of_embedding) {
   return of_embedding ? weight.norm(2, 0) : weight.flatten(1).norm(2, 1);
 }
 
-/// Shapes one number for each row so that it can multiply the weight.
+/// Gives `numbers`, one for each row of the weight, a shape that broadcasts over the weight.
 at::Tensor for_rows(const at::Tensor& numbers, const at::Tensor& weight, bool of_embedding) {
   std::vector<int64_t> sizes(static_cast<size_t>(weight.dim()), 1);
   sizes[of_embedding ? 1 : 0] = -1;
   return numbers.view(sizes);
 }
 
-/// Shapes one number for each row of the weight so that it can be multiplied with, or added to, the output for one or several images.
+/// Gives `numbers`, one for each row of the weight, a shape that broadcasts over the layer's output, for one image or several.
 at::Tensor for_outputs(const at::Tensor& numbers, Kind kind) {
   return kind == Kind::Conv ? numbers.view({-1, 1, 1}) : numbers;
 }
 
-/// conv2d with the padding of the arguments, which is numbers or a name.
+/// Calls conv2d with the padding in `arguments`, which is numbers or a name.
 at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                 std::span<const c10::IValue> arguments, int64_t groups) {
   const auto stride = arguments[3].toIntVector(), dilation = arguments[5].toIntVector();
@@ -114,7 +114,7 @@ at::Tensor LayerAdapters::with_adapters(std::span<const c10::IValue> arguments) 
   const auto is_dora = [&](const std::string& name) { return adapters.at(name).options.use_dora; };
   std::optional<at::Tensor> bias, late_bias;
   if (kind_ != Kind::Embedding && arguments[2].isTensor() && arguments[2].toTensor().defined()) bias = arguments[2].toTensor();
-  if (std::ranges::any_of(active, is_dora)) std::swap(bias, late_bias);  // DoRA scales the output without it
+  if (std::ranges::any_of(active, is_dora)) std::swap(bias, late_bias);  // DoRA scales the output before the bias is added
   const auto base = plain(x, arguments, bias);
   auto result = base;
   for (const auto& name : active) {
@@ -124,7 +124,8 @@ at::Tensor LayerAdapters::with_adapters(std::span<const c10::IValue> arguments) 
     auto added = low_rank(dropped, name, arguments) * scaling;
     if (options.use_dora) {
       const auto scale = for_outputs(magnitudes->tensors.at(name).flatten() / row_norms(name, weight), kind_);
-      added = (scale - 1) * (drops ? plain(dropped, arguments, {}) : result) + scale * added;  // scales adapters before it, too, as in peft
+      added = (scale - 1) * (drops ? plain(dropped, arguments, {}) : result) +
+              scale * added;  // also scales the output of earlier adapters, as in peft
     }
     result = result + added;
   }
@@ -135,7 +136,7 @@ at::Tensor LayerAdapters::with_adapters(std::span<const c10::IValue> arguments) 
 std::optional<at::Tensor> LayerAdapters::run(std::string_view op, std::span<const c10::IValue> arguments) const {
   if (active.empty()) return std::nullopt;
   if (op == operator_of(kind_).name) return with_adapters(arguments);
-  // An adapter of an embedding that is also the head acts only in the layer that has it, as in peft.
+  // If an embedding and the head share a weight, an adapter acts only in the layer that has it, as in peft.
   if (kind_ == Kind::Embedding || (is_embedding_too_ && op == operator_of(Kind::Embedding).name)) return std::nullopt;
   throw UsageError("'{}' has an adapter, which acts in {}, but {} uses its weight", name_, operator_of(kind_).name, op);
 }

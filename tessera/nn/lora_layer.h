@@ -22,7 +22,8 @@ enum class Kind { Linear, Embedding, Conv };
 
 class LayerAdapters;
 
-/// Parameters by adapter, as the module dictionaries of peft are named: layer.lora_A.default.weight, or layer.lora_embedding_A.default.
+/// One kind of parameters of a layer's adapters. Named like the module dictionaries of peft: layer.lora_A.default.weight, or
+/// layer.lora_embedding_A.default.
 struct Parameters : torch::nn::Module {
   Parameters(bool nested, const std::shared_ptr<LayerAdapters>& owner) : nested(nested), owner(owner) {}
 
@@ -45,7 +46,7 @@ class LayerAdapters {
   void merge_into(const at::Tensor& weight);
   void take_out_of(const at::Tensor& weight);
   bool has_merged() const { return !merged_.empty(); }
-  /// Sets DoRA's magnitudes to the norms of the weight, so that they change nothing.
+  /// Sets DoRA's magnitudes to row_norms(), so that they change nothing at first.
   void reset_magnitudes(const std::string& adapter, const at::Tensor& weight);
 
   struct Adapter {
@@ -57,10 +58,10 @@ class LayerAdapters {
   std::shared_ptr<Parameters> a, b, magnitudes;
 
  private:
-  /// In the order in which they were merged.
+  /// An adapter that merge_into() has added to the weight. merged_ has them in the order in which they were merged.
   struct Merged {
     std::string adapter;
-    at::Tensor norms;  // of the rows, before DoRA has scaled them
+    at::Tensor norms;  // the row norms before DoRA scaled the rows; undefined without DoRA
   };
 
   at::Tensor low_rank(const at::Tensor& x, const std::string& adapter, std::span<const c10::IValue> arguments) const;
@@ -68,7 +69,8 @@ class LayerAdapters {
   at::Tensor plain(const at::Tensor& x, std::span<const c10::IValue> arguments, const std::optional<at::Tensor>& bias) const;
   at::Tensor with_adapters(std::span<const c10::IValue> arguments) const;
   Weights weights_of(const std::string& adapter) const;
-  /// The row norms of the weight with the adapter's product in it. A constant to autograd: section 4.3 of the paper on DoRA.
+  /// Returns the row norms of the weight plus the adapter's delta(). They are constants to autograd, as in section 4.3 of the paper on
+  /// DoRA.
   at::Tensor row_norms(const std::string& adapter, const at::Tensor& weight) const;
 
   const Kind kind_;

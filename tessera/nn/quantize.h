@@ -11,10 +11,10 @@
 
 namespace tessera::nn {
 
-/// The formats of quantised weights: blocks of values with a scale. NF4 is equal to that of bitsandbytes, bit by bit.
+/// The formats of quantised weights: blocks of values with a scale. NF4 has the same bits as in bitsandbytes.
 enum class Quantization {
-  Nf4,        // 4 bits for the quantiles of a normal distribution, blocks of 64, and their scales in 8 bits in blocks of 256
-  Nf4Single,  // the same with scales in float32 ("single" quantisation)
+  Nf4,        // 4-bit codes of quantiles of a normal distribution, in blocks of 64; their scales in 8 bits, in blocks of 256
+  Nf4Single,  // the same codes with scales in float32, without double quantisation
   Int8,       // blocks of 64
   Fp8,        // e4m3, blocks of 64
 };

@@ -20,11 +20,11 @@ namespace {
 
 using ByteValues = std::array<float, 256>;
 
-/// A form is a sequence of blocks. A block has codes, followed by the data for the scales, one scale for each 64 values. The last block is
-/// filled up with zeros.
+/// The layout of a format: a sequence of blocks. A block has codes, followed by the data for the scales, one scale for each 64 values. The
+/// last block is filled up with zeros.
 struct Form {
   std::string_view name;
-  int64_t values;  // of a block
+  int64_t values;  // the number of values in a block
   int64_t bytes;
   void (*encode)(const at::Tensor& values, const at::Tensor& held);
   const ByteValues& (*of_byte)();  // the value of each byte; null for NF4, which has two values in a byte
@@ -34,11 +34,11 @@ struct Form {
   int64_t scales() const { return values / kQuantBlock; }
 };
 
-constexpr int64_t kNested = DynamicCode::kBlock;            // scales that share a scale
+constexpr int64_t kNested = DynamicCode::kBlock;            // the number of scales that share a scale
 constexpr int64_t kNf4Values = kNested * kQuantBlock;       // values in a block of NF4
 constexpr int64_t kNf4Codes = kNf4Values / 2;               // the bytes of their codes
 constexpr int64_t kNf4Bytes = kNf4Codes + kNested + 2 * 4;  // codes, a byte per scale, and the scale and the mean of the scales
-constexpr int64_t kGrain = 16384;                           // values
+constexpr int64_t kGrain = 16384;                           // the fewest values that are worth a thread of their own
 
 float float_at(const uint8_t* bytes) {
   float value = 0;

@@ -15,7 +15,8 @@ namespace {
 
 constexpr int64_t kTokensAtOnce = 16;
 
-/// Stretches wavelengths that are long compared to the texts of the original training, keeps short ones, and interpolates between both.
+/// Lowers the frequencies of wavelengths that are long compared to the texts of the original training, keeps those of short wavelengths,
+/// and interpolates in between.
 at::Tensor stretched(const at::Tensor& frequencies, const Llama3Scaling& scaling) {
   const auto old = static_cast<double>(scaling.original_max_position_embeddings);
   const auto wavelengths = 2 * std::numbers::pi / frequencies;
@@ -40,7 +41,7 @@ Heads<T> heads_of(const at::Tensor& x, T* values) {
   return {values, x.stride(0), x.stride(1), x.stride(2)};
 }
 
-/// Turns x, {batch, length, heads, size}, into `to` of these sizes.
+/// Turns x, {batch, length, heads, size}, and writes the result to `to`, which has the same sizes.
 void turn_on_cpu(const at::Tensor& x, const RotaryTable& table, double direction, const at::Tensor& to) {
   const auto cos = table.cos.to(at::kFloat).contiguous(), sin = table.sin.to(at::kFloat).contiguous();
   const auto act = [&]<class T>(T* from, T* values) {
@@ -60,7 +61,7 @@ void turn_on_cpu(const at::Tensor& x, const RotaryTable& table, double direction
   act(static_cast<uint16_t*>(x.data_ptr()), static_cast<uint16_t*>(to.data_ptr()));
 }
 
-/// Turns x, {batch, length, heads, size}. In the memory of the result heads come before length, or length before heads.
+/// Turns x, {batch, length, heads, size}. In the memory of the result, heads come before length if `heads_first`, else length before heads.
 at::Tensor turn(const at::Tensor& x, const RotaryTable& table, double direction, bool heads_first) {
   const bool is_recorded = c10::GradMode::is_enabled() && x.requires_grad();  // in a backward pass with create_graph
   const bool fits = x.device().is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);

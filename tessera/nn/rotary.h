@@ -18,7 +18,7 @@ struct Llama3Scaling {
 
 struct RotaryOptions {
   double theta = 10000;
-  double partial_rotary_factor = 1;          // the share of a head's values that are turned, the first ones
+  double partial_rotary_factor = 1;          // the share of a head's values that is turned: its first values
   double factor = 1;                         // divides positions
   std::optional<Llama3Scaling> llama3 = {};  // in place of `factor`
 

@@ -119,7 +119,7 @@ template <class T>
   }
 }
 
-/// The two values of each byte.
+/// The two values of NF4 that each byte encodes.
 struct Pairs {
   Pairs() {
     for (size_t byte = 0; byte < 256; byte++) {
@@ -183,7 +183,7 @@ TESSERA_KERNEL float largest(const float* values, int64_t count) {
 }
 
 TESSERA_KERNEL void nf4_codes(const float* values, int64_t count, float scale, uint8_t* codes) {
-  // Divides in an incomplete block, as bitsandbytes does.
+  // Divides by the scale only in an incomplete block, as bitsandbytes does; elsewhere, multiplies by its inverse.
   const bool divides = count < kQuantBlock;
   const float factor = scale == 0 ? 0 : 1 / scale;
   int32_t found[kQuantBlock] = {};

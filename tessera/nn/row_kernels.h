@@ -19,7 +19,7 @@ struct NormForward {
 void run(const NormForward<float>& norm, int64_t begin, int64_t end);
 void run(const NormForward<uint16_t>& norm, int64_t begin, int64_t end);
 
-/// Computes the gradient of x, and adds that of the weight to `sums`.
+/// Computes the gradient of x, and adds the gradient of the weight to `sums`.
 template <class T>
 struct NormBackward {
   const T* grad;
@@ -32,7 +32,7 @@ struct NormBackward {
 void run(const NormBackward<float>& norm, int64_t begin, int64_t end, float* sums);
 void run(const NormBackward<uint16_t>& norm, int64_t begin, int64_t end, float* sums);
 
-/// The strides of values of {batch, length, heads}, whose heads are contiguous.
+/// Values of {batch, length, heads, size}, where each head's values are contiguous.
 template <class T>
 struct Heads {
   T* values;
@@ -45,7 +45,7 @@ struct Rotation {
   Heads<T> to;
   const float* cos;
   const float* sin;
-  int64_t batch_of_table;  // the stride over batches, 0 if all have the same positions
+  int64_t batch_of_table;  // the stride of cos and sin over the batch; 0 if all rows have the same positions
   int64_t length, heads, size, pairs;
   float direction;  // 1, or -1 to turn back
 };
@@ -63,10 +63,10 @@ extern const std::array<float, 16> kNf4;
 float largest(const float* values, int64_t count);
 /// Encodes one block: two codes a byte, the first one in the high half.
 void nf4_codes(const float* values, int64_t count, float scale, uint8_t* codes);
-/// Decodes blocks of 64 with these scales. `count` may end within a block.
+/// Decodes blocks of 64 values with one scale for each block. `count` may end within a block.
 void nf4_values(const uint8_t* codes, const float* scales, int64_t count, float* values);
 void nf4_values(const uint8_t* codes, const float* scales, int64_t count, uint16_t* bfloats);
-/// Decodes blocks of 64 values with one byte each, which stands for one of the 256 values `of_code`.
+/// Decodes blocks of 64 values with one byte each: the value is of_code[byte] times the scale of its block.
 void byte_values(const uint8_t* codes, const float* of_code, const float* scales, int64_t count, float* values);
 void byte_values(const uint8_t* codes, const float* of_code, const float* scales, int64_t count, uint16_t* bfloats);
 

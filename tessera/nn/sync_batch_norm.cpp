@@ -82,7 +82,7 @@ struct World : torch::CustomClassHolder {
   const Communicator communicator;
 };
 
-/// Normalizes with given statistics. The gradient of x includes the path by the statistics, which depend on the values of all ranks.
+/// Normalizes with given statistics. The gradient of x includes the path through the statistics, which depend on the values of all ranks.
 class Normalize : public ag::Function<Normalize> {
  public:
   static at::Tensor forward(ag::AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& given_weight,
@@ -107,8 +107,8 @@ class Normalize : public ag::Function<Normalize> {
     const auto &x = saved[0], &mean = saved[2], &variance = saved[3];
     const auto weight = saved[1].defined() ? widened(saved[1], x) : at::ones_like(mean);
     const auto eps = context->saved_data["eps"].toDouble(), count = context->saved_data["count"].toDouble();
-    // A rank without a gradient takes part with zeros, because the others wait for it.
-    // Uses the memory format of x, because libtorch's kernel is wrong for a single image whose gradient has another one (channels last).
+    // A rank without a gradient takes part with zeros, because the other ranks wait for it.
+    // Uses the memory format of x, because libtorch's kernel is wrong for a single image whose gradient has another format (channels last).
     const auto gradient = gradients[0].defined() ? gradients[0].contiguous(x.suggest_memory_format()) : at::zeros_like(x);
     auto [of_x, of_weight, of_bias] =
         x.numel() == 0
@@ -118,7 +118,7 @@ class Normalize : public ag::Function<Normalize> {
       const auto world = c10::static_intrusive_pointer_cast<World>(context->saved_data["world"].toCapsule());
       const auto sums = at::stack({of_weight, of_bias}).to(at::kDouble);
       world->communicator.all_reduce(sums, {}, {.unit = "gradients of batch statistics"}).wait();
-      // For each channel, the gradient by way of the mean and the variance is a linear function of x.
+      // For each channel, the gradient through the mean and the variance is a linear function of x.
       const auto rate = (variance.to(at::kDouble) + eps).rsqrt();
       const auto scale = rate * weight;
       const auto slope = -scale * rate * sums[0] / count;
@@ -141,7 +141,7 @@ at::Tensor normalized(const at::Tensor& input, const at::Tensor& weight, const a
     update(running_mean, statistics.mean, momentum);
     update(running_var, statistics.variance * (statistics.count / (statistics.count - 1)), momentum);
   }
-  // An operand of a Function that is a tensor has to be defined.
+  // torch::autograd::Function takes no undefined tensor as an operand.
   const auto given = [](const at::Tensor& tensor) { return tensor.defined() ? std::optional(tensor) : std::nullopt; };
   return Normalize::apply(input, given(weight), given(bias), statistics, eps, world);
 }

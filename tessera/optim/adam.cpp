@@ -26,7 +26,7 @@ AdamRule rule_of(double lr, double decay, const AdamOptions& options, int64_t st
 
 constexpr int64_t kBlock = DynamicCode::kBlock, kBlocksAtOnce = 64;
 
-/// Values of a moment for some blocks.
+/// The values of a moment in a range of blocks. The constructor decodes them, and store() encodes them again.
 struct Moment {
   Moment(const DynamicCode& code, const at::Tensor& codes, const at::Tensor& scales, int64_t begin, int64_t size)
       : values(at::empty({size}, at::kFloat)),
@@ -167,7 +167,7 @@ void AdamW8bit::apply(const Settings& settings, int64_t step, const Item& item) 
         return at::from_blob(static_cast<std::byte*>(tensor.data_ptr()) + begin * tensor.element_size(), {size},
                              at::TensorOptions().dtype(tensor.scalar_type()));
       };
-      // The operators of bitsandbytes in its order, so that results equal its own to the bit.
+      // These are the operators of bitsandbytes, in the same order, so that results are the same to the bit.
       const auto parameter = part(item.parameter), wide = parameter.to(at::kFloat);
       auto gradient = part(item.gradient).to(at::kFloat);
       if (item.factor.defined()) gradient = gradient * factor;

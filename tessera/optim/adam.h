@@ -33,8 +33,8 @@ class Adam : public Optimizer {
  private:
   void end_step() final { step_ = at::Tensor(); }
   bool writes_cast_copies() const final { return true; }
-  /// Applies the rule with plain operators, where libtorch has no fused kernel, and for float64 on CPUs, whose fused kernel rounds the last
-  /// values of a tensor differently from the others, so that results would depend on how a parameter is sharded.
+  /// Applies the rule with plain operators. It serves devices for which libtorch has no fused kernel, and float64 on CPUs: the fused kernel
+  /// there rounds the last values of a tensor differently from its other values, so results would depend on how a parameter is sharded.
   void apply_by_operators(const Settings& settings, int64_t step, const Item& item) const;
   const at::Tensor& number_of_step(int64_t step, at::Device device);
 
@@ -60,8 +60,8 @@ class AdamW final : public Adam {
 };
 
 /// AdamW with 8-bit moments, as in bitsandbytes: two bytes for each value instead of eight, and two scales for each block of 256 values.
-/// Parameters of fewer than 4096 values, and those whose shards begin or end inside a block (mostly with Layout::Rows), keep float32
-/// moments. The constructor throws UsageError if a parameter is on a device.
+/// Parameters of fewer than 4096 values, and parameters whose shards begin or end inside a block (mostly with Layout::Rows), keep float32
+/// moments. The constructor throws UsageError if a parameter is not in host memory.
 class AdamW8bit final : public Adam {
  public:
   AdamW8bit(std::vector<at::Tensor> parameters, AdamWOptions options);

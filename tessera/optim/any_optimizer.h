@@ -1,4 +1,4 @@
-// AnyOptimizer: an optimizer of Tessera or of torch::optim, for functions that take both.
+// AnyOptimizer: an optimizer of Tessera or of torch::optim, for functions that take either.
 #pragma once
 
 #include <ATen/core/Tensor.h>

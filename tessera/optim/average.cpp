@@ -53,7 +53,7 @@ Average::Average(std::shared_ptr<torch::nn::Module> model, AverageOptions option
     const auto dtype = parameter.scalar_type();
     if (!at::isFloatingType(dtype) && !at::isComplexType(dtype)) continue;
     const BelowPaging below;
-    // TensorOptions do not carry the paging key: the average is not a shard.
+    // TensorOptions do not carry the paging key, so the average is not a shard.
     const auto wide = parameter.options().dtype(at::isComplexType(dtype) ? dtype : at::promoteTypes(dtype, at::kFloat));
     members_.push_back({.parameter = parameter, .average = at::zeros_like(parameter, wide)});
   }

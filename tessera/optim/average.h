@@ -40,13 +40,13 @@ class Average {
   std::map<std::string, at::Tensor> state(ConstModuleRef model) const;
   /// Throws UsageError if the average can't be saved together with the model, for example during a swap.
   void expect_savable();
-  /// To be called when the model and the average have been loaded: ends a swap that an exception left open.
+  /// Call it after loading the model and the average: it ends a swap that an exception left open.
   void was_loaded();
 
-  /// While it exists, the model has the average in place of its own parameters; the destructor restores them. Meanwhile update(),
+  /// While a Swapped exists, the model has the average in place of its own parameters; the destructor restores them. Meanwhile update(),
   /// assign(), another average of these parameters, a second swap, and writes to sharded parameters are errors; loading the model is
   /// allowed and ends the swap. Saving the model saves the average. Construction and destruction are collective. If an exception destroys
-  /// it, the model keeps the average, because the other ranks may not take part: see restore().
+  /// the Swapped, the model keeps the average, because the other ranks may not reach this collective: see restore().
   class Swapped {
    public:
     explicit Swapped(Average& average);
@@ -56,7 +56,7 @@ class Average {
 
    private:
     Average& average_;
-    const int exceptions_;  // uncaught exceptions when it was made
+    const int exceptions_;  // number of uncaught exceptions at construction
   };
   [[nodiscard]] Swapped swapped() { return Swapped(*this); }
   /// Gives the model its own parameters back if an exception has ended swapped(). All ranks call it, after recover(). Collective.
@@ -70,7 +70,7 @@ class Average {
   void expect_usable(const char* what);
   /// Throws UsageError if another average is in the place of parameters that this one follows.
   void expect_alone(const char* what) const;
-  /// Throws UsageError if the parameters have been sharded since it was made.
+  /// Throws UsageError if the parameters have been sharded since this average was made.
   void expect_shards() const;
   void begin(const char* what);
   void copy_parameters();
@@ -82,7 +82,7 @@ class Average {
   const std::shared_ptr<torch::nn::Module> model_;
   const AverageOptions options_;
   std::vector<Member> members_;
-  int64_t updates_ = 0;  // since it was made, assigned or loaded
+  int64_t updates_ = 0;  // number of updates since the average was made, assigned or loaded
   bool has_begun_ = false, is_swapped_ = false;
 };
 

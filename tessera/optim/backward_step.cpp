@@ -26,7 +26,8 @@ at::Tensor in_memory_order(const at::Tensor& dense, int64_t begin, int64_t count
 
 }  // namespace
 
-/// Takes the gradients of an optimizer's shards. Units refer to it weakly, so they forget it when the optimizer drops it.
+/// Receives the gradients of the optimizer's shards from their units, and updates the shards. Units have only a weak reference to this
+/// object, so it ends when the optimizer drops it.
 class Optimizer::BackwardStep final : public GradientSink {
  public:
   explicit BackwardStep(Optimizer& optimizer);
@@ -36,7 +37,7 @@ class Optimizer::BackwardStep final : public GradientSink {
   void take(const std::shared_ptr<Unit>& unit, std::span<const at::Tensor> shards, const Mean& mean) override;
 
   std::span<const std::weak_ptr<Unit>> units() const { return units_; }
-  /// A running backward pass may keep this object alive longer than its optimizer.
+  /// The optimizer's destructor calls it, because a running backward pass may keep this object alive longer.
   void forget_optimizer() { optimizer_ = nullptr; }
 
  private:
@@ -140,7 +141,7 @@ void Optimizer::step_in_backward() {
   if (factor_.defined()) throw UsageError("step_in_backward: the gradients of a step are scaled already; call step() first");
   auto next = std::make_shared<BackwardStep>(*this);
   if (next->units().empty()) throw UsageError("step_in_backward: none of the parameters is a shard; shard the model first, or call step()");
-  // Units refer to the sink weakly: if one refuses it, the others forget it when `next` is destroyed.
+  // Units refer to the sink weakly: if set_gradient_sink() throws for one unit, the others forget the sink when `next` is destroyed.
   for (const auto& known : next->units()) {
     if (const auto unit = known.lock()) set_gradient_sink(*unit, next);
   }

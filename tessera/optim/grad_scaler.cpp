@@ -33,7 +33,7 @@ void expect_sense(const GradScalerOptions& options) {
       options.init_scale, options.growth_factor, options.backoff_factor, options.growth_interval);
 }
 
-// Overloads for optimizers of Tessera and of torch::optim.
+// The functions below that take an optimizer have overloads for those of Tessera and of torch::optim.
 
 void multiply_gradients_now(const std::vector<at::Tensor>& parameters, double factor) {
   const BelowPaging below;
@@ -82,7 +82,7 @@ GradScaler::GradScaler(GradScalerOptions options, int64_t growth_tracker)
 }
 
 at::Tensor GradScaler::scale(const at::Tensor& loss) const {
-  // A tensor and not a number: the product of a loss in float16 and a number would overflow.
+  // The scale is a float32 tensor and not a number, because a float16 loss times a number stays float16 and would overflow.
   return options_.enabled ? loss * at::scalar_tensor(scale_, loss.options().dtype(at::kFloat)) : loss;
 }
 

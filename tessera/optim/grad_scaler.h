@@ -18,15 +18,15 @@ class Optimizer;
 
 struct GradScalerOptions {
   double init_scale = 65536;
-  double growth_factor = 2;        // after growth_interval updates in a row without inf or NaN
-  double backoff_factor = 0.5;     // after an update with inf or NaN
-  int64_t growth_interval = 2000;  // in updates
-  bool enabled = true;             // if not, it changes nothing, and step() always takes the step
+  double growth_factor = 2;        // multiplies the scale after growth_interval updates in a row without inf or NaN
+  double backoff_factor = 0.5;     // multiplies the scale after an update with inf or NaN
+  int64_t growth_interval = 2000;  // a number of updates
+  bool enabled = true;             // if false, the scaler changes nothing, and step() always takes the step
 };
 
 /// All ranks scale by the same factor, and skip a step if any rank has found inf or NaN. It is a value: save() writes it as text, for
 /// example for the notes of a checkpoint. After scale(loss).backward(), call step(optimizer) for each optimizer, and then update() once. To
-/// clip gradients, call unscale_(optimizer) before.
+/// clip gradients, call unscale_(optimizer) after backward(), then clip.
 class GradScaler {
  public:
   /// `growth_tracker` is how many updates in a row had neither inf nor NaN. Throws UsageError if the options make no sense.
@@ -70,7 +70,7 @@ class GradScaler {
   GradScalerOptions options_;
   double scale_;
   int64_t growth_tracker_;
-  std::map<const void*, Progress> progress_;  // of the optimizers that were unscaled since the last update
+  std::map<const void*, Progress> progress_;  // the progress of each optimizer that was unscaled since the last update
 };
 
 }  // namespace tessera::optim

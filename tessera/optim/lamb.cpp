@@ -50,7 +50,7 @@ Lamb::Lamb(std::vector<ParameterGroup> groups, LambOptions options)
 }
 
 void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {
-  // For a parameter with gaps in memory, `item` has a dense copy, which no longer exists when the end of the step updates parameters.
+  // For a parameter with gaps in memory, `item` has a dense copy, which no longer exists when end_step() updates parameters.
   const bool has_gaps = item.members.size() == 1 && !item.members.front().parameter.is_non_overlapping_and_dense();
   if (has_gaps) throw UsageError("Lamb takes dense parameters only, but one has gaps in memory; make it contiguous");
   const auto place = place_of(item.members.front().parameter);
@@ -122,7 +122,7 @@ void Lamb::end_step_by_operators() {
 
 void Lamb::end_step() {
   end_step_by_operators();
-  // The parts of a parameter are on the ranks of its shard group. Nearly always there is only one such group.
+  // Sums the squares over the shard group of each parameter, whose ranks have its parts. Nearly always there is only one such group.
   for (size_t group = 0; group < groups_.size(); group++) {
     std::vector<Pending*> all;
     for (auto& each : pending_) {

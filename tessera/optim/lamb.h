@@ -14,8 +14,8 @@ struct LambOptions {
   double weight_decay = 1e-2;
 };
 
-/// Dense parameters only; step() throws UsageError for others. A step all-reduces two numbers for each sharded parameter: the squared
-/// norms of the full parameter and of its update.
+/// Takes only dense parameters; step() throws UsageError for parameters with gaps in memory. A step all-reduces two numbers for each
+/// sharded parameter: the squared norms of the full parameter and of its update.
 class Lamb final : public Optimizer {
  public:
   Lamb(std::vector<at::Tensor> parameters, LambOptions options);
@@ -28,13 +28,13 @@ class Lamb final : public Optimizer {
     double lr;
     UpdateRange range;
     Squares squares;
-    std::optional<size_t> group;  // index in groups_; none for parameters that are not sharded
+    std::optional<size_t> group;  // index in groups_; unset for parameters that are not sharded
   };
   /// This rank's part of any other parameter, which libtorch's operators update.
   struct PendingTensors {
     double lr;
     at::Tensor parameter, update;
-    at::Tensor squares;  // of the parameter and of the update
+    at::Tensor squares;  // the sums of squares of the parameter and of the update
     std::optional<size_t> group;
   };
   void apply(const Settings& settings, int64_t step, const Item& item) override;

@@ -19,7 +19,7 @@ struct LearningRate {
   Shape shape = Shape::Constant;
   int64_t warmup = 0;   // number of steps over which the rate rises linearly to `base`; the shape begins after them
   double factor = 0.1;  // Steps, StepsOfRun
-  int64_t every = 1;    // Steps, StepsOfRun: in steps, so for epochs multiply by the steps of an epoch
+  int64_t every = 1;    // Steps, StepsOfRun: a number of steps; for n epochs, n times the steps of an epoch
   int64_t steps = 0;    // Cosine, Linear: the length of the run, including the warm-up; must be given
   double last = 0;      // Cosine, Linear: the rate at the end
 

@@ -59,7 +59,7 @@ void warn_of_ranks_apart(std::span<const at::Tensor> parameters) {
   const auto identity = [] {
     try {
       return identity_from_environment();
-    } catch (const ConfigError&) {  // init says what is wrong
+    } catch (const ConfigError&) {  // not reported here, because init() reports it
       return std::optional<Identity>();
     }
   }();
@@ -175,7 +175,7 @@ at::Tensor Optimizer::flat_gradient(const Section& section) {
 void Optimizer::make_state(Section& section) const {
   if (!section.state.empty()) return;
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);  // the parameters need no values for this
-  // TensorOptions do not carry the paging key: state is not a shard.
+  // TensorOptions do not carry the paging key, so state is not a shard.
   for (const auto& kind : kinds_of(section)) {
     const auto like = section.flat.options().dtype(kind.dtype.value_or(section.flat.scalar_type()));
     const auto zeros = [&](const at::TensorOptions& options) {
@@ -200,7 +200,7 @@ void Optimizer::offload_state(OffloadTo to, const DiskMemoryOptions& disk) {
     for (const auto& section : group.sections) {
       if (!section.state.empty()) throw UsageError("offload_state: the optimizer has state already; call it before the first step");
       const auto place = place_of(section.members.front().parameter);
-      if (to == OffloadTo::Host && place && place.is_offloaded()) continue;  // the state is on the device of its shard
+      if (to == OffloadTo::Host && place && place.is_offloaded()) continue;  // the shard is on the host, and its state with it
       expect_possible(to, "the state of the optimizer", disk, section.flat.device());
     }
   }
@@ -209,7 +209,7 @@ void Optimizer::offload_state(OffloadTo to, const DiskMemoryOptions& disk) {
 
 void Optimizer::step_section(const Settings& settings, Section& section, const WriteGuard& guard) {
   if (!has_gradient(section)) return;
-  make_state(section);  // only here, so that frozen parameters never have state
+  make_state(section);  // made only for sections with a gradient, so that frozen parameters never have state
   const auto update_part = [&](const at::Tensor& parameter, const at::Tensor& gradient, std::span<const at::Tensor> state,
                                std::span<Member> members, const at::Tensor& cast_copy) {
     for (auto& member : members) {
@@ -274,8 +274,8 @@ std::span<const std::shared_ptr<Unit>> Optimizer::units_with_gradients() {
   return units_;
 }
 
-/// Describes the rule and its settings, for ranks to compare. Leaves out units that are only on some ranks, because those differ. Replaces
-/// the end of a long text by a hash, because messages to other ranks are cut off.
+/// Describes the rule and its settings, for ranks to compare. Counts only parameters that are on all ranks, because the numbers of other
+/// parameters differ among ranks. Replaces the end of a long text by a hash, because an Envelope has room only for the beginning.
 const std::string& Optimizer::description() {
   if (!description_.empty()) return description_;
   description_ = rule_;
@@ -296,7 +296,7 @@ const std::string& Optimizer::description() {
   return description_;
 }
 
-/// Empties the list at the end of a step, so that optimizers do not keep units alive between steps.
+/// Empties the list of units at the end of a step, so that optimizers do not keep units alive between steps.
 struct Optimizer::Releases {
   std::vector<std::shared_ptr<Unit>>& units;
   ~Releases() { units.clear(); }
@@ -387,7 +387,8 @@ void Optimizer::zero_grad() {
       }
     }
   }
-  // Here and not in step(), because gradients that still exist would become results of the program that a tracing engine ends.
+  // step_done() is not called in step(), because gradients that still exist there would become results of the program that a tracing engine
+  // ends.
   if (!std::exchange(ends_step_, false)) return;
   for (const auto& world : worlds_) world.step_done();
 }

@@ -50,11 +50,11 @@ class Optimizer {
   /// From the next backward pass on, shards get their gradients again, and step() updates them.
   void step_after_backward() { backward_step_.reset(); }
   bool steps_in_backward() const { return backward_step_ != nullptr; }
-  /// Call it instead of step() on a rank that leaves out a step that others take. Its parameters do not change.
+  /// Call it instead of step() on a rank that leaves out a step that other ranks take. The parameters do not change.
   void skip_step();
-  /// Keeps the state where `to` says between its uses. Call it before there is state: before the first step, and before a checkpoint is
-  /// loaded. State is on the device of its shards, so OffloadTo::Host is accepted only for shards that OffloadOptions::parameters keeps on
-  /// the host, and changes nothing there. Throws ConfigError if `to` is not possible.
+  /// Makes the optimizer keep its state where `to` says while it does not use it. Call it before there is state: before the first step, and
+  /// before a checkpoint is loaded. State is on the device of its shards, so OffloadTo::Host is accepted only for shards that
+  /// OffloadOptions::parameters keeps on the host, and changes nothing there. Throws ConfigError if `to` is not possible.
   void offload_state(OffloadTo to, const DiskMemoryOptions& disk = {});
   /// Makes the next step multiply the gradients by a scalar, without another pass over memory. Several factors multiply. step(),
   /// skip_step() and zero_grad() reset the factor.
@@ -70,8 +70,9 @@ class Optimizer {
   /// The parameters of all groups.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
 
-  /// The rate of the first group. set_lr scales the rates of all groups by their initial ratios to the first one, also after a rate of 0.
-  /// set_lr throws UsageError if the first group's initial rate was 0 and another group's was not.
+  /// lr() is the rate of the first group. set_lr() gives that group the rate `lr`, and each other group `lr` times the ratio of the two
+  /// groups' initial rates, also after a rate of 0. It throws UsageError if the first group's initial rate was 0 and another group's was
+  /// not.
   double lr() const { return groups_.front().settings.lr; }
   void set_lr(double lr);
 
@@ -97,12 +98,12 @@ class Optimizer {
   };
   struct Member {
     at::Tensor parameter;
-    int64_t offset = 0;  // in values, from the beginning of the section
+    int64_t offset = 0;  // number of values from the beginning of the section
     int64_t steps = 0;
   };
   /// A kind of tensor that the rule keeps for each parameter, zero at first. It is like the parameter, but may have another dtype, or one
-  /// value for each `block` values of the parameter. Names of kinds with one value for each block, and no others, end in _scales, by which
-  /// files tell them apart.
+  /// value for each `block` values of the parameter. The name ends in _scales if the kind has one value for each block, and only then: so
+  /// readers of checkpoints recognise it.
   struct StateKind {
     std::string name;
     std::optional<at::ScalarType> dtype = {};
@@ -111,14 +112,14 @@ class Optimizer {
   /// The argument of apply(): adjacent parameters of one unit as one tensor, or a single parameter.
   struct Item {
     at::Tensor parameter, gradient;
-    std::span<const at::Tensor> state;  // in the order of the kinds
+    std::span<const at::Tensor> state;  // one tensor for each StateKind of the section
     at::Tensor cast_copy;               // the bfloat16 copy that other ranks read, if the rule has to write it too; else undefined
     std::span<const Member> members;
-    at::Tensor factor;  // to multiply the gradient by; undefined for 1
+    at::Tensor factor;  // multiplies the gradient; undefined for 1
   };
 
-  /// `rule` is the name of the rule, with the options that are not in the settings. `in_blocks` are the kinds for parameters of at least
-  /// DynamicCode::kLeast values whose shards are whole blocks on all ranks.
+  /// `rule` is the name of the rule, with the options that are not in the settings. `in_blocks` are the kinds of state for parameters of at
+  /// least DynamicCode::kLeast values whose shards are whole blocks on all ranks.
   Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds, std::string rule,
             std::vector<StateKind> in_blocks = {});
 
@@ -127,10 +128,10 @@ class Optimizer {
 
   /// Applies the rule to an item. `step` is the number of this step for the item's members, counted from 1.
   virtual void apply(const Settings& settings, int64_t step, const Item& item) = 0;
-  /// Called before the first and after the last item of a step, for rules that must see all items before they can finish one.
+  /// Called before the first and after the last item of a step, for rules that must see all items before they can finish any item.
   virtual void begin_step() {}
   virtual void end_step() {}
-  /// Whether the rule can update a parameter before it has seen the gradients of the others.
+  /// Whether the rule can update a parameter before it has seen the gradients of the other parameters.
   virtual bool can_step_in_backward() const { return true; }
   /// Whether the rule writes Item::cast_copy along with the parameter, which saves a pass over memory. Otherwise the step makes the copies
   /// after the rule has updated everything.
@@ -140,7 +141,7 @@ class Optimizer {
   /// Adjacent parameters of one unit, or a single parameter.
   struct Section {
     std::vector<Member> members;
-    std::weak_ptr<Unit> unit;  // none for parameters that are not sharded
+    std::weak_ptr<Unit> unit;  // empty for parameters that are not sharded
     at::Tensor flat;           // a flat view over all members, or the only member itself
     bool in_blocks = false;
     std::vector<at::Tensor> state = {};
@@ -149,7 +150,7 @@ class Optimizer {
   class BackwardStep;
   struct Group {
     Settings settings;
-    double ratio;  // of its initial rate to the first group's
+    double ratio;  // the group's initial rate divided by the first group's
     std::vector<Section> sections;
   };
 
@@ -174,13 +175,13 @@ class Optimizer {
   std::vector<Group> groups_;
   const std::vector<StateKind> state_kinds_, in_blocks_;
   const std::string rule_;
-  std::optional<DiskMemoryOptions> disk_;        // for the state
-  std::string description_;                      // of the rule and its settings; empty until it is needed
-  bool ends_step_ = false;                       // whether zero_grad() is the end of a step
-  at::Tensor factor_;                            // for the next step's gradients; undefined for 1
+  std::optional<DiskMemoryOptions> disk_;        // set if the state is kept on disk
+  std::string description_;                      // what description() returns; empty until it is called
+  bool ends_step_ = false;                       // whether the next zero_grad() marks the end of a step
+  at::Tensor factor_;                            // multiplies the next step's gradients; undefined for 1
   uint64_t recoveries_ = 0;                      // recoveries_of() when factor_ was set
-  std::vector<Communicator> worlds_;             // of the meshes of the sharded parameters; nearly always one
-  std::vector<at::Tensor> parameters_;           // of all groups
+  std::vector<Communicator> worlds_;             // the worlds of the sharded parameters' meshes; nearly always one
+  std::vector<at::Tensor> parameters_;           // the parameters of all groups
   std::vector<std::shared_ptr<Unit>> units_;     // the units of the current step; a member only so that its memory is reused
   std::shared_ptr<BackwardStep> backward_step_;  // null unless the optimizer steps in backward
 };

@@ -218,7 +218,7 @@ TEST(Optimizers, RefuseWhatWouldNeverBeAveraged) {
     set_requires_grad(*net->c, Training::Frozen);
     optim::SGD(net->parameters(), {});
     // An optimizer from before fully_shard holds whole parameters.
-    EXPECT_THAT(message_of<UsageError>([&] { before.step(); }), ::testing::HasSubstr("made before fully_shard"));
+    EXPECT_THAT(message_of<UsageError>([&] { before.step(); }), ::testing::HasSubstr("Make optimizers after fully_shard"));
   });
 }
 

@@ -32,11 +32,11 @@ at::Tensor placeholder();
 /// Always throws UsageError: a segment has to copy its inputs, because backward runs it again with them.
 [[noreturn]] void refuse_inputs();
 
-/// The type with which a segment that runs again passes on the copy of an input: an lvalue or an rvalue, as the caller passed the original.
+/// The type by which a recomputation passes the copy of an input: a reference to an lvalue or an rvalue, as the caller passed the original.
 template <class T>
 using Passed = std::conditional_t<std::is_same_v<std::remove_cvref_t<T>, std::decay_t<T>>, T&&, std::decay_t<T>&>;
 
-/// A function that calls `module`. When the segment runs again, it checks that the module's buffers do not change.
+/// A function that calls `module`. A recomputation checks that the call leaves the module's buffers unchanged.
 template <class Call>
 struct CallOf {
   const torch::nn::Module* module;
@@ -88,7 +88,7 @@ template <class Run, class... Inputs>
 auto checkpoint(const Options& options, Run&& run, Inputs&&... inputs) {
   static_assert((std::is_copy_constructible_v<std::decay_t<Inputs>> && ...), "inputs of a checkpointed segment must be copyable: pass a pointer");
   if (!c10::GradMode::is_enabled()) return run(std::forward<Inputs>(inputs)...);
-  // The copies have placeholders in place of the input tensors, which the segment keeps.
+  // The copies hold placeholders for the input tensors; the segment keeps the tensors themselves.
   const auto kept = std::make_shared<std::tuple<std::decay_t<Inputs>...>>(inputs...);
   detail::Tensors tensors;
   for_each_tensor_in(*kept, [&](at::Tensor& tensor) { tensors.push_back(std::exchange(tensor, detail::placeholder())); });

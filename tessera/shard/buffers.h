@@ -12,7 +12,7 @@ namespace tessera {
 
 enum class BufferSync {
   Rank0,  // all ranks get rank 0's values
-  Mean,   // floating-point buffers become the mean over all ranks, all others get rank 0's values
+  Mean,   // floating-point buffers become the mean over all ranks, all other buffers get rank 0's values
   None,   // each rank keeps its own values
 };
 

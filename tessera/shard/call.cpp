@@ -45,7 +45,7 @@ std::shared_ptr<torch::nn::Module> owner_of(torch::nn::Module* module) {
 }
 
 at::Tensor forward_each(torch::nn::SequentialImpl& sequential, at::Tensor x) {
-  if (sequential.is_empty()) return sequential.forward(std::move(x));  // throws
+  if (sequential.is_empty()) return sequential.forward(std::move(x));  // throws an error of libtorch
   torch::nn::AnyValue value(std::move(x));
   for (auto& each : sequential) {
     const auto module = each.ptr();
@@ -56,7 +56,7 @@ at::Tensor forward_each(torch::nn::SequentialImpl& sequential, at::Tensor x) {
       continue;
     }
     const auto forward = [each](torch::nn::Module&, at::Tensor input) {
-      auto own = each;  // calls of an AnyModule change it
+      auto own = each;  // a call of an AnyModule changes the AnyModule
       return own.forward(std::move(input));
     };
     value = torch::nn::AnyValue(call_with(module, forward, std::move(*tensor)));

@@ -128,8 +128,8 @@ auto call_with(const M& module, const Forward& forward, Inputs&&... inputs) {
 /// such as `each->as<Block>()` of a ModuleList. Floating-point inputs are cast to the param_dtype of the module, unless its
 /// MixedPrecision::cast_forward_inputs is false, and floating-point outputs to its output_dtype. Tensors are found as for_each_tensor_in
 /// finds them. A module that was given to activation::checkpoint_module runs again in backward. For a module that was given neither to
-/// checkpoint_module nor to fully_shard, this is a plain call. The modules in a Sequential that takes one tensor are called in the same
-/// way.
+/// checkpoint_module nor to fully_shard, this is a plain call. If the module is a Sequential and the input one tensor, the modules in it
+/// are called in the same way.
 template <class M, class... Inputs>
 auto call(const M& module, Inputs&&... inputs) {
   using Module = ModuleOf<M>;

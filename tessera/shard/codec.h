@@ -36,8 +36,8 @@ class Codec {
 };
 using CodecPtr = std::shared_ptr<const Codec>;
 
-/// The codec of MixedPrecision::param_dtype: floating-point values are sent and computed with in `dtype`. Without a dtype, and for all
-/// other values, the stored form is used throughout.
+/// The codec of MixedPrecision::param_dtype: floating-point values are sent and computed with in `dtype`. Without a dtype, and for values
+/// that are not floating-point, all three forms are the same.
 CodecPtr cast_codec(std::optional<at::ScalarType> dtype);
 
 /// The sent form of a chunk. If it is the same as the stored form, this is the chunk itself and not a copy.

@@ -34,7 +34,7 @@ class DeferredInit : NoCopy {
   explicit DeferredInit(const DeferredInitOptions& options);
   ~DeferredInit();
 
-  /// Gives the module's tensors their names.
+  /// Records the names of the module's parameters and buffers.
   void finish(const torch::nn::Module& module);
 
  private:

@@ -32,8 +32,8 @@ class ForwardPhase : NoCopy {
   const ForwardPhase* const outer_;
 };
 
-/// Returns the path in the model, or else the class, of the module whose forward is the outermost on this thread, for messages. Returns
-/// nothing outside of a forward.
+/// Returns a name for messages of the module whose forward is the outermost on this thread: its path in the model, or else its class.
+/// Returns nothing outside of a forward.
 std::optional<std::string> forward_phase();
 
 /// Whether this thread is in the forward of the module.

@@ -48,7 +48,7 @@ bool wanted_here(const std::optional<Communicator>& world, Ranks ranks) {
   return ranks == Ranks::All || !world || world->is_first();
 }
 
-/// Copies of the chosen parameters and buffers, by name, on the ranks that want them.
+/// Returns copies of the chosen parameters and buffers, by name, on the ranks that want them.
 std::map<std::string, at::Tensor> copies_of(const LocalValues& model, const std::optional<Communicator>& world, Ranks ranks,
                                             BufferSync buffers, CopyTo to, c10::function_ref<bool(const std::string& name)> chosen) {
   const bool wanted = wanted_here(world, ranks);
@@ -68,7 +68,7 @@ std::map<std::string, at::Tensor> copies_of(const LocalValues& model, const std:
   return result;
 }
 
-/// The full parameter, or a full tensor of the same layout (such as its gradient), on the ranks that want it.
+/// Gathers the full parameter, or a full tensor of the same layout (such as its gradient). Undefined on ranks that do not want it.
 at::Tensor full_tensor(const Located& found, const at::Tensor& own_flat, Ranks ranks) {
   const auto all = LockedState(*found.unit)->gathered(*found.group, own_flat);
   return wanted_here(found.unit->mesh().world(), ranks) ? found.parameter->in(all).clone() : at::Tensor();
@@ -78,7 +78,7 @@ void report_loss(const Unit& unit, const std::exception& error) {
   log(LogLevel::Error, "changes of the parameters of unit '{}' are lost: {}", unit.name(), error.what());
 }
 
-/// Unpins the unit. The last guard of a unit that shows its stored form reshards it.
+/// Unpins the unit. Reshards it if it shows its stored form and no other guard pins it.
 void let_go(Unit& unit) {
   const auto schedule = unit.schedule();
   const auto held = schedule->lock();

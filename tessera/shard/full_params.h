@@ -25,14 +25,14 @@ enum class Access {
 };
 enum class WithGradients { No, Yes };
 
-/// Keeps all parameters of the module unsharded for its lifetime. Until it is destroyed, the module's own members can be read, also through
+/// Keeps all parameters of the module unsharded as long as the object exists. Meanwhile the module's own members can be read, also through
 /// raw pointers. With Access::Write they can be written as well: the destructor copies this rank's part of the values into its shards, so
 /// all ranks must write the same values. Its creation is collective.
 ///
 /// With WithGradients::Yes the members also have their whole gradients: `member.grad()`. With Access::Write, the destructor writes
 /// `member.mutable_grad()` back to the gradients of the shards, and is collective. An undefined gradient removes the gradients of the
-/// shards. If a gradient can't be written back, because it has another shape or is missing on some ranks, the next step and norm are an
-/// error.
+/// shards. If a gradient can't be written back, because it has another shape or is missing on some ranks, the next step or norm throws
+/// UsageError.
 class [[nodiscard]] FullParams {
  public:
   FullParams(FullParams&&) = default;
@@ -53,7 +53,7 @@ FullParams full_params(ModuleRef module, Access access = Access::Read, WithGradi
 /// Which ranks get the result of a collective: all of them, or only rank 0.
 enum class Ranks { All, First };
 
-// A parameter is named by its shard or by the module's own member: full_parameter(model->head->weight).
+// The functions below take a parameter's shard, or the module's own member, as in full_parameter(model->head->weight).
 
 /// Returns a copy of the full gradient, in the shape of the parameter. Undefined if the shard has no gradient; with Ranks::First also
 /// undefined on all ranks but rank 0. Collective.

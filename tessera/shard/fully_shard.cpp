@@ -37,7 +37,8 @@ namespace {
 
 using torch::nn::Module;
 
-/// Whether programs read the parameters of this container from the table of its parameters, so that the unsharded ones have to stay there.
+/// Whether programs read the parameters of this container from the table of its parameters, so that the unsharded parameters have to stay
+/// in this table.
 bool reads_table_in_forward(const Module& module) {
   return dynamic_cast<const torch::nn::ParameterListImpl*>(&module) != nullptr ||
          dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
@@ -60,7 +61,7 @@ struct Place {
 /// The parameters of modules that belong to no unit yet.
 struct Found {
   std::vector<ManagedParameter> managed;
-  std::vector<std::vector<Place>> places;  // for each parameter; tied parameters have several
+  std::vector<std::vector<Place>> places;  // the places of each parameter; a tied parameter has several
   std::map<c10::TensorImpl*, size_t> known;
 };
 
@@ -69,7 +70,7 @@ struct Collected {
   Found sharded, replicated;
 };
 
-/// The full name, in quotes, of a parameter whose shard is registered in one of the modules, or its name in its unit.
+/// Returns, in quotes, the full name of a parameter if its shard is registered in one of the modules, or else its name in its unit.
 std::string name_of(const Located& place, std::span<Module* const> modules) {
   if (place.parameter == nullptr) return "a parameter";  // the tensor is a view of a parameter
   for (const auto* module : modules) {
@@ -142,7 +143,7 @@ class Adoption {
  private:
   std::shared_ptr<Schedule> schedule_;
   const ShardOptions& options_;
-  std::set<const void*> named_;  // units and parameters
+  std::set<const void*> named_;  // units and parameters that have got their names
 };
 
 /// Throws UsageError if the module has parameters in a unit that was made from a larger module.
@@ -156,12 +157,12 @@ void expect_outer_is_last(Module& module) {
   }
 }
 
-/// Whether any rank has units below some modules, and whether any of these units is divided.
+/// `units`: whether any rank has units in the modules. `divided`: whether any such unit is on only a part of the ranks.
 struct Below {
   bool units = false, divided = false;
 };
 
-/// Collective. Throws UsageError if an inner unit has more ranks than `world`.
+/// Throws UsageError if an inner unit has more ranks than `world`. Collective.
 Below what_is_below(std::span<Module* const> modules, const Communicator& world) {
   Below own;
   for (const auto* module : modules) {
@@ -247,9 +248,9 @@ ShardOptions replicated(const ShardOptions& options) {
   return result;
 }
 
-/// If an option acts where the modules are called, makes their units refuse operators outside of such calls. If all parameters are in inner
-/// units, these refuse them. Inside a call of an inner module they only warn: a program may intend that call, and it looks the same as
-/// inside a plain call of the outer module.
+/// If an option acts at calls of the modules, makes their units refuse operators outside of such calls. If all parameters are in inner
+/// units, the inner units refuse. But they only warn inside a call of an inner module: the program may have called the inner module on
+/// purpose, which looks the same as when a plain call of the outer module calls it.
 void need_calls(std::span<Module* const> modules, const MixedPrecision& precision, const std::string& name) {
   if (!precision.output_dtype && !precision.cast_forward_inputs) return;
   NeededCall call{

@@ -72,13 +72,13 @@ bool has_rows(const FullyShardedOptions& options) {
   return options.shard_param_on_dim_0 || options.on_neuron;
 }
 
-/// Throws UsageError for options that this engine does not support, or that contradict other options. Most are arguments of torch_xla for
-/// which there is no choice here.
+/// Throws UsageError for options that this engine does not support, or that contradict other options. Most of them are arguments of
+/// torch_xla that leave no choice here.
 void expect_options(const Communicator& world, const FullyShardedOptions& options) {
   struct Row {
     const char* option;
     bool is_refused;
-    const char* reason;  // {} is the transport
+    const char* reason;  // why it is refused; {} is the transport
   };
   constexpr auto kProgram =
       "is for engines that record a program and run it later; transport {} runs each operation at once, so there is nothing to choose; leave "
@@ -115,8 +115,8 @@ void expect_options(const Communicator& world, const FullyShardedOptions& option
   }
 }
 
-/// Throws UsageError if the program has given a sharding_rank or sharding_world_size other than this rank's place in its group and its
-/// size.
+/// Throws UsageError if sharding_rank or sharding_world_size is set, and differs from this rank's place in its group or from the size of
+/// the group.
 void expect_place(const FullyShardedOptions& options, const Communicator& group) {
   const int own_rank = group.local_ranks().front();
   const int rank = options.sharding_rank.value_or(own_rank), size = options.sharding_world_size.value_or(group.size());
@@ -166,7 +166,7 @@ std::string dtype_name(std::optional<at::ScalarType> dtype) {
 
 }  // namespace
 
-/// Simulated ranks that take the place of a group. The group is kept as well, because PerGroup tells groups apart by address.
+/// Simulated ranks that take the place of a group. Keeps the group alive, because PerGroup identifies groups by address.
 struct FullySharded::Simulated {
   Communicator group, ranks;
 };
@@ -180,7 +180,7 @@ FullySharded::FullySharded(std::shared_ptr<Module> module, bool has_forward, con
   expect_parameters(*base_, world, options_);
   if (!options_.sharding_groups.empty()) world_ = Mesh::of_groups(world, options_.sharding_groups).world();
   expect_place(options_, world_);
-  if (options_.debug_dummy_all_gather_op) {  // as are the other two, see expect_options()
+  if (options_.debug_dummy_all_gather_op) {  // expect_options() has checked that all three debug_dummy_* collectives are set
     static PerGroup<Simulated> all;
     const auto make = [&] { return fake_world(world_.local_ranks().front(), world_.size()); };
     simulated_ = all.get(world_, [&] { return std::make_shared<Simulated>(Simulated{.group = world_, .ranks = make()}); });

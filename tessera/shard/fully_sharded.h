@@ -51,8 +51,8 @@ struct FullyShardedOptions {
 
   /// Whether the sharding happens in the constructor. It always does on engines that do not trace, where false is an error.
   bool execute_sharding_on_init = true;
-  /// For engines that trace a program; any value is an error on others. See TracingOptions: barriers are on unless set to false, and a
-  /// program ends after backward only if mark_step_on_finalization is true. The outermost instance decides for a model.
+  /// For engines that trace a program; any value is an error on other engines. See TracingOptions: barriers are on unless set to false, and
+  /// a program ends after backward only if mark_step_on_finalization is true. The outermost instance decides for a model.
   std::optional<bool> optimization_barrier_in_forward = {}, optimization_barrier_in_backward = {}, mark_step_on_finalization = {};
   /// Must not be true, because all ranks run one program, so layouts need not be pinned. On engines that do not trace, any value is an
   /// error.
@@ -81,7 +81,7 @@ class FullySharded {
   std::vector<at::Tensor> params_with_grad() const;
   /// Like tessera::clip_grad_norm over all parameters. Collective.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2) const;
-  /// The same. Norms are added over the ranks of each of `groups`, which must be the sharding groups.
+  /// The same. Throws UsageError unless `groups` are the sharding groups: norms are always added over these.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type, const std::vector<std::vector<int>>& groups) const;
 
   /// Like tessera::no_sync for this module.

@@ -19,15 +19,16 @@ class GradientSink {
   GradientSink& operator=(const GradientSink&) = delete;
   virtual ~GradientSink() = default;
 
-  /// Whether it takes the gradient of this shard.
+  /// Whether the sink takes the gradient of this shard.
   virtual bool takes(const at::Tensor& shard) const = 0;
-  /// Returns a text about what the sink does with gradients, by which ranks with different sinks get an error before anything is written.
+  /// Returns a text that describes the sink. Ranks compare these texts, so ranks with different sinks get an error before anything is
+  /// written.
   virtual const std::string& writer() = 0;
 
   /// Writes to `target` this rank's mean gradients of `part`, a flat tensor over a part of the shards.
   using Mean = c10::function_ref<void(const at::Tensor& part, const at::Tensor& target)>;
-  /// Takes the gradients of these shards of a unit. All ranks have finished the backward of the unit, and none reads its parameters any
-  /// more, so the sink may write them. Called once for each backward pass.
+  /// Takes the gradients of these shards of a unit. All ranks have finished the backward of the unit, and no rank reads the unit's
+  /// parameters any more, so the sink may write the shards. Called once for each backward pass.
   virtual void take(const std::shared_ptr<Unit>& unit, std::span<const at::Tensor> shards, const Mean& mean) = 0;
 };
 

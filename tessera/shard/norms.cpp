@@ -38,10 +38,10 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, double p) {
   return std::isinf(p) ? at::maximum(a, b) : a + b;
 }
 
-/// This rank's part of the norm: of the parameters whose parts one group of ranks adds up, or of all parameters in no unit.
+/// This rank's part of a norm: over the parameters whose parts one group of ranks adds up, or over all parameters in no unit.
 struct PartialSum {
   at::TensorOptions options = {};
-  at::Tensor sum = {};  // of partial_norm()
+  at::Tensor sum = {};  // combined results of partial_norm()
   double squares = 0;   // sums of squares that are known as numbers
 };
 
@@ -66,8 +66,8 @@ const StorageTag* tag_of_gradient(const at::Tensor& gradient) {
   return tag != nullptr && tag->role == Role::Gradient && tag->squares ? tag : nullptr;
 }
 
-/// Returns how many of the first parameters have exactly the gradients for which a reduction has computed one sum of squares. 0 if there is
-/// no such sum, if some of those gradients are missing, or if other gradients come in between.
+/// Returns the number n for which the first n parameters have exactly the gradients whose sum of squares a reduction has computed. Returns
+/// 0 if there is no such sum, if some of these gradients are missing, or if there are other gradients between them.
 size_t with_known_squares(std::span<const at::Tensor> parameters) {
   const auto* const tag = tag_of_gradient(parameters.front().grad());
   if (tag == nullptr) return 0;
@@ -146,12 +146,12 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
   const BelowPaging below;
   expect_ignored_alike(parameters);
   finish_reductions(parameters, p == 2);
-  // Shards are added up over their shard group, which has one copy of each value. If the model is divided (units on a part of the ranks),
-  // all its ranks add up, and only the first replica of each value counts. Parameters in no unit have the same gradients on all ranks and
-  // count once.
+  // The norms of shards are added up over their shard group, which has one copy of each value. If the model is divided (some units are on
+  // only a part of the ranks), they are added up over all ranks of the model, and only the first replica of each value counts. Parameters
+  // in no unit have the same gradients on all ranks and count once.
   PartialSum outside, replica;
   c10::SmallVector<Communicator, 2> groups;
-  c10::SmallVector<PartialSum, 2> sums;  // one for each of `groups`
+  c10::SmallVector<PartialSum, 2> sums;  // the partial sum of each of `groups`
   const auto sum_with = [&](const at::Tensor& parameter) -> PartialSum& {
     if (!is_in_unit(parameter)) return outside;
     const auto unit = unit_of_shard(parameter);
@@ -168,7 +168,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
       partial.squares += *tag_of(gradient)->squares;
       i += known - 1;
     } else if (p == 2 && &partial != &outside && gradient.defined() && gradient.is_cpu() && !gradient.is_complex()) {
-      // Computed in double, as in reductions, so that the norm does not depend on whether a reduction has computed the squares.
+      // Squares are added in double, as in reductions, so that the norm does not depend on whether a reduction has computed them.
       const auto norm = gradient.numel() == 0 ? 0 : at::linalg_vector_norm(gradient, 2, std::nullopt, false, at::kDouble).item<double>();
       partial.squares += norm * norm;
     } else if (gradient.defined()) {
@@ -209,7 +209,7 @@ bool gradients_are_finite(std::span<const at::Tensor> listed) {
     if (known > 0 && std::isfinite(*tag_of(gradient)->squares)) {
       i += known - 1;
     } else {
-      finite = is_finite(gradient);  // also if the sum of squares has overflowed
+      finite = is_finite(gradient);  // also checked here if the sum of squares has overflowed
     }
   }
   for (const auto& world : worlds) {

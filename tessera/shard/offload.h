@@ -11,17 +11,17 @@ namespace tessera {
 
 /// Where values are kept between their uses.
 enum class OffloadTo {
-  Nowhere,  // not offloaded: on the device that computes with them
-  Host,     // in pinned host memory. ConfigError if the host computes with them anyway
-  Disk,     // in unnamed files that are mapped into memory, and read ahead
+  Nowhere,  // values stay on the device that computes with them
+  Host,     // pinned host memory; ConfigError if the host computes with the values anyway
+  Disk,     // unnamed files that are mapped into memory, and read ahead
 };
 
 /// Which tensors of a unit are offloaded between their uses. The state of an optimizer is offloaded by Optimizer::offload_state.
 struct OffloadOptions {
-  /// The shards; units are then gathered. With Host, shards, their gradients and the state of optimizers are CPU tensors, which the CPU
-  /// updates, and units are unsharded on the device of the communicator.
+  /// Where the shards are kept. If they are offloaded, their unit has Residence::Gathered. With Host, shards, their gradients and the state
+  /// of optimizers are CPU tensors, which the CPU updates, and units are unsharded on the device of the communicator.
   OffloadTo parameters = OffloadTo::Nowhere;
-  OffloadTo gradients = OffloadTo::Nowhere;  // the gradients of shards; on the host anyway if the parameters are
+  OffloadTo gradients = OffloadTo::Nowhere;  // where the gradients of shards are kept; always on the host if the shards are
   DiskMemoryOptions disk = {};
 };
 

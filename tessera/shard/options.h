@@ -21,13 +21,14 @@ class Codec;
 /// The dtypes of unsharded parameters and of gradients. Shards always keep the dtype of the model's parameters.
 struct MixedPrecision {
   std::optional<at::ScalarType> param_dtype = {};   // the dtype in which parameters are all-gathered and used
-  std::optional<at::ScalarType> reduce_dtype = {};  // the dtype in which gradients are sent; ignored if it is wider than the gradients, unless the engine adds in it
+  std::optional<at::ScalarType> reduce_dtype = {};  // the dtype in which gradients are sent; ignored if it is wider than the gradients,
+                                                    // unless the engine adds in the dtype that it sends
   /// The dtype of the gradients of shards, if it is wider than the shards: float32 gradients of bfloat16 parameters, so that sums over
   /// passes, norms and clipping are not rounded.
   std::optional<at::ScalarType> grad_dtype = {};
   std::optional<at::ScalarType> buffer_dtype = {};  // the dtype of floating-point buffers
   /// The next two options act where Tessera sees calls of the module: at tessera::call and at the class FullyShardedDataParallel. In a
-  /// plain call each operator casts its operands; a module for which one of the two is set refuses plain calls.
+  /// plain call each operator casts its operands; a module for which one of the two options is set refuses plain calls.
   std::optional<bool> cast_forward_inputs = {};     // whether inputs are cast to param_dtype; unset: they are
   std::optional<at::ScalarType> output_dtype = {};  // the dtype to which floating-point outputs are cast
 };
@@ -43,9 +44,10 @@ class ReshardAfterForward {
   /// in backward.
   constexpr ReshardAfterForward(int ranks) : ranks_(ranks) {}  // NOLINT(google-explicit-constructor)
 
-  /// Whether the unit stays unsharded.
+  /// Whether the unit stays unsharded between forward and backward.
   constexpr bool keeps(bool is_root) const { return ranks_ ? *ranks_ == 1 : is_root; }
-  /// The number of ranks over which the unit is sharded if it does not stay unsharded.
+  /// The number of ranks over which the unit is sharded between forward and backward, if it does not stay unsharded. `all`: the size of the
+  /// shard group.
   constexpr int ranks(int all) const { return ranks_.value_or(kAllRanks) == kAllRanks ? all : *ranks_; }
 
  private:
@@ -70,9 +72,11 @@ enum class UnusedParameters {
 
 /// How all ranks come to start with the same parameters.
 enum class Start {
-  Equal,      // they already do (same seed, same file); this is checked at the first use, and the error names the unit that differs
-  FromRank0,  // rank 0 broadcasts its parameters; those of other ranks need no values
-  Loaded,     // tensors without values, such as those made inside deferred_init, have none until they are loaded: nothing is computed
+  Equal,      // they have the same parameters already (same seed, same file); checked at the first use, and the error names the unit that
+              // differs
+  FromRank0,  // rank 0 broadcasts its parameters; the parameters of other ranks need no values
+  Loaded,     // tensors without values, such as those from deferred_init, stay without values until they are loaded: recorded operators are
+              // not run
 };
 
 /// Fills a parameter or a buffer of this name. `values` is the whole tensor, with memory whose values are not defined.
@@ -103,8 +107,8 @@ enum class Layout {
 struct TracingOptions {
   /// Whether an optimization barrier ties an all-gather to the operands of the operator that needs it. Without it, a compiler may gather
   /// all units at once, and reuse in backward the parameters that forward gathered: this saves all-gathers, but memory grows with the
-  /// number of units. In backward, it also ties operators to the reduced gradients of the unit before the last: at most two units have
-  /// whole gradients.
+  /// number of units. In backward, the barrier also ties operators to the reduced gradients of the last unit but one, so that at most two
+  /// units have whole gradients at once.
   bool barrier_in_forward = true, barrier_in_backward = true;
   /// Whether the program ends with the backward pass, so that the optimizer's step is another program.
   bool cuts_after_backward = false;
@@ -115,12 +119,12 @@ struct TracingOptions {
 /// How the units of a whole model are unsharded one after the other. The outermost fully_shard call decides for all of them.
 struct ScheduleOptions {
   /// How many units may be unsharded at once while their order of uses is not known yet. With 1 there is no prefetch, even when the order
-  /// is known. Units of one world that belong to no model share the bound of the first.
+  /// is known. Units that belong to no model share one bound in each world: that of the first such unit.
   int max_live_units = 2;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::Pre;
   bool forward_prefetch = true;
   /// How many units ahead are prefetched: 1 unless given. An engine that traces, such as XLA, prefetches only if this is given. It then
-  /// ties the all-gather of a unit to the operands of the unit before, which overlaps more on GPUs, and takes the memory of that many more
+  /// ties the all-gather of a unit to the operands of the unit before. This overlaps more on GPUs, but takes memory for as many additional
   /// units.
   std::optional<int> prefetch_depth = {};
   /// Whether prefetched units count for max_live_units, so that a prefetch waits until there is room.
@@ -144,10 +148,11 @@ struct ShardOptions {
   std::optional<Residence> residence = {};  // unset: the value of TESSERA_RESIDENCE, or else Auto
   Layout layout = Layout::Auto;
   OffloadOptions offload = {};
-  /// The form in which values are sent and computed with. Replaces mixed_precision.param_dtype; giving both is an error. A codec that
-  /// decodes needs gathered memory.
+  /// Converts parameters to the form in which they are sent, and to the form with which operators compute. Replaces
+  /// mixed_precision.param_dtype; giving both is an error. A codec that decodes needs gathered memory.
   std::shared_ptr<const Codec> codec = {};
-  /// Returns the dimension that Layout::Rows splits, like FSDP2's shard_placement_fn; if it returns none, the outermost one in memory.
+  /// Returns the dimension that Layout::Rows splits, like FSDP2's shard_placement_fn; if it returns nothing, Layout::Rows splits the
+  /// outermost dimension in memory.
   std::function<std::optional<int64_t>(const std::string& name, const at::Tensor& parameter)> shard_dim = {};
   /// With Layout::Flat: the part of each rank is padded to a multiple of this many values.
   int64_t shard_size_multiple = 1;

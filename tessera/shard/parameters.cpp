@@ -15,7 +15,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_parameters(ConstModuleRef 
   std::vector<std::pair<std::string, at::Tensor>> result;
   std::set<c10::TensorImpl*> seen;
   const auto all_units = units(module);
-  // All modules with units may have been replaced since. Shards that are left of them belong to no unit.
+  // The program may have replaced all modules with units since fully_shard. Shards that are left of such modules belong to no unit.
   const bool lost_all = all_units.empty() && boundary_of(module).has_units;
   const auto trains_outside = [&](const at::Tensor& entry) {
     return entry.requires_grad() && !is_ignored(entry) && (lost_all ? !is_paged(entry) : !all_units.empty());

@@ -20,7 +20,8 @@ void rebind(torch::optim::Optimizer& optimizer, ConstModuleRef module) {
     }
   }
   bool any = false;
-  std::vector<std::vector<at::Tensor>> now;  // for each group; applied at the end, so that an error leaves the optimizer unchanged
+  // The new lists of all groups. They are applied at the end, so that an error leaves the optimizer unchanged.
+  std::vector<std::vector<at::Tensor>> now;
   for (const auto& group : optimizer.param_groups()) {
     auto& list = now.emplace_back();
     for (const auto& parameter : group.params()) {

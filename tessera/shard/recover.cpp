@@ -42,7 +42,7 @@ std::vector<Communicator> groups_of(const std::vector<std::shared_ptr<Unit>>& al
   return groups;
 }
 
-/// Waits for all of the works, also after an error, and then throws the first error.
+/// Waits for all works, even if some of them throw, and then throws the first error.
 void wait_for_all(std::span<const Work> works) {
   std::exception_ptr error;
   for (const auto& work : works) {
@@ -78,7 +78,7 @@ std::string difference_in_steps(const std::vector<std::shared_ptr<Unit>>& all, c
   return {};
 }
 
-/// Throws CommError on all ranks if some can't continue together.
+/// Throws CommError on all ranks if some ranks can't continue together.
 void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Communicator& everyone) {
   std::vector<Communicator> worlds;
   std::vector<std::vector<std::shared_ptr<Unit>>> units_in;
@@ -92,7 +92,7 @@ void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Comm
     auto found = difference_in_steps(units_in[i], worlds[i]);
     if (difference.empty()) difference = std::move(found);
   }
-  // Ranks that have no part in a unit must not continue without the ranks that have.
+  // Ranks that have no part of a unit must not continue without the ranks that have a part of it.
   all_or_none(everyone, kMeeting, "can't continue", [&] {
     if (!difference.empty()) throw CommError(difference);
   });

@@ -62,7 +62,7 @@ void expect_none_waiting(const Module& module, Recurse recurse, std::string_view
   for (const auto& unit : units_for(module, recurse, what)) expect_synced(*unit);
 }
 
-/// The functions that register_gradient_hook was given for one shard.
+/// The functions that were passed to register_gradient_hook for one shard.
 struct GradientHooks final : torch::autograd::PostAccumulateGradHook {
   /// Calls the hooks if the shard has a new gradient. Autograd also calls this for shards that got no gradient in this pass.
   void operator()(const at::Tensor& shard) override {

@@ -19,7 +19,7 @@ class Unit;
 
 /// While it exists, backward passes of the model reduce nothing: each rank adds up its own gradients of whole parameters, in at least
 /// float32. The first backward pass after its end adds them to its own gradients and reduces the sums once. May be nested. All ranks must
-/// have one at the same time.
+/// have a NoSync at the same time.
 class [[nodiscard]] NoSync {
  public:
   NoSync(NoSync&&) = default;
@@ -43,7 +43,7 @@ void set_requires_gradient_sync(ModuleRef module, Required required, Recurse rec
 /// On a mesh with replicas: sets whether backward passes all-reduce gradients over the replicas. With Required::No, each replica adds up
 /// its own sharded gradients until a pass all-reduces them.
 void set_requires_all_reduce(ModuleRef module, Required required, Recurse recurse = Recurse::Yes);
-/// Reduces gradients that no backward pass has reduced, because the last one before the step ran without a reduction. Collective.
+/// Reduces gradients that no backward pass has reduced, because the last backward pass before the step ran without a reduction. Collective.
 void sync_gradients(ModuleRef model);
 
 /// Averages over the ranks the gradients that backward passes do not average: those of parameters in no unit, such as
@@ -52,8 +52,8 @@ void sync_gradients(ModuleRef model);
 /// parameters.
 void average_gradients(std::span<const at::Tensor> parameters, const Communicator& world);
 
-/// Returns the factors of a mean over the ranks: `pre` is a power of two, near the square root of the number of ranks; pre * post is that
-/// number. Reductions without factors compute the mean with the same bits.
+/// Returns the factors of a mean over the ranks: `pre` is a power of two, near the square root of the number of ranks; pre * post is the
+/// number of ranks. Reductions without factors compute the mean with the same bits.
 DivideFactors default_divide_factors(int ranks);
 void set_gradient_divide_factors(ModuleRef module, DivideFactors factors, Recurse recurse = Recurse::Yes);
 

@@ -74,7 +74,7 @@ struct InTree {
   size_t depth = 0;
 };
 
-/// Returns the units, each after the units whose modules contain its module.
+/// Returns the units in an order in which each comes after the units whose modules contain its module.
 std::vector<InTree> in_tree_order(const std::vector<std::shared_ptr<Unit>>& all) {
   const auto contains = [](const std::shared_ptr<Unit>& outer, const std::shared_ptr<Unit>& inner) {
     if (outer == inner || outer->schedule() != inner->schedule()) return false;

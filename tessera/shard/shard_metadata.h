@@ -1,5 +1,5 @@
-// ShardMetadata: which parameters the shards of a module stand for, as in XlaFullyShardedDataParallel.get_shard_metadata(). Checkpoints of
-// Tessera record the same by themselves.
+// ShardMetadata: which parameters the shards of a module hold, as in XlaFullyShardedDataParallel.get_shard_metadata(). Checkpoints of
+// Tessera contain the same facts, without this function.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -18,8 +18,8 @@ class Communicator;
 struct ShardMetadata {
   /// A tensor that `parameters()` lists: a shard of one parameter or, with flat parameters, of a vector of them.
   struct Shard {
-    std::string name;           // in the module from which the unit was made
-    std::string original_name;  // in the module that shard_metadata was given
+    std::string name;           // the name in the module from which the unit was made
+    std::string original_name;  // the name in the module that was passed to shard_metadata()
     std::vector<int64_t> original_size;
   };
   /// The parameters in a flat vector.
@@ -29,9 +29,9 @@ struct ShardMetadata {
     std::vector<int64_t> numels;
   };
 
-  std::map<std::string, std::vector<Shard>> shard_info = {};  // by the name of the unit
-  std::map<std::string, Flat> flatten_info = {};              // by Shard::original_name
-  std::map<std::string, at::ScalarType> buffer_info = {};     // the original dtypes of buffers that were cast, by the buffer's name
+  std::map<std::string, std::vector<Shard>> shard_info = {};  // keyed by the name of the unit
+  std::map<std::string, Flat> flatten_info = {};              // keyed by Shard::original_name
+  std::map<std::string, at::ScalarType> buffer_info = {};     // the original dtypes of buffers that were cast, keyed by the buffer's name
   int world_size = 1, rank = 0;
 
   std::string to_json() const;

@@ -15,7 +15,7 @@ const std::map<std::string, ShardingStrategy, std::less<>>& strategies() {
       {"NO_SHARD", ShardingStrategy::NoShard},
       {"HYBRID_SHARD", ShardingStrategy::HybridShard},
       {"HYBRID_SHARD_ZERO2", ShardingStrategy::HybridShardZero2},
-      {"_HYBRID_SHARD_ZERO2", ShardingStrategy::HybridShardZero2},  // as PyTorch writes it
+      {"_HYBRID_SHARD_ZERO2", ShardingStrategy::HybridShardZero2},  // the name of the enumerator in PyTorch
   };
   return names;
 }

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// Each is a mesh and a rule for resharding; `sharding_strategy` gives the two as options.
+/// Each strategy is a mesh and a rule for resharding, which sharding_strategy() returns as options.
 enum class ShardingStrategy {
   FullShard,         // all ranks share one copy, which is resharded after forward
   ShardGradOp,       // the same, but units stay unsharded until backward

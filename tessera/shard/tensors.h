@@ -16,8 +16,8 @@
 
 namespace tessera {
 
-/// How to visit the tensors in a T. Types without a specialisation, such as a program's own aggregates, count as having none; a program may
-/// add a specialisation.
+/// How to visit the tensors in a T. Types without a specialisation, such as a program's own aggregates, count as having no tensors; a
+/// program may add a specialisation.
 template <class T>
 struct TensorsIn {
   static constexpr bool kAny = false;

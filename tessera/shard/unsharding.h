@@ -28,8 +28,8 @@ class UnshardHandle {
   std::shared_ptr<Unit> unit_;
 };
 
-/// Starts to unshard the unit of the module before an operator needs it. It stays unsharded at least until it has been used once, or until
-/// reshard(). Collective, unless the ranks share the unit's memory.
+/// Starts to unshard the unit of the module before an operator needs it. The unit stays unsharded at least until it has been used once, or
+/// until reshard(). Collective, unless the ranks share the unit's memory.
 UnshardHandle unshard(ModuleRef module);
 /// Reshards the unit of the module at once.
 void reshard(ModuleRef module);
@@ -41,12 +41,12 @@ void reshard_all(ModuleRef module);
 void set_reshard_after_forward(ModuleRef module, ReshardAfterForward rule, Recurse recurse = Recurse::Yes);
 enum class ReshardAfterBackward { No, Yes };
 
-/// With No, units stay unsharded after their gradients have been reduced, until their shards change: of several passes between two steps,
-/// all but the first save an all-gather.
+/// With No, units stay unsharded after their gradients have been reduced, until their shards change. Of several passes between two steps,
+/// each pass after the first then saves an all-gather.
 void set_reshard_after_backward(ModuleRef module, ReshardAfterBackward rule, Recurse recurse = Recurse::Yes);
 
-/// Prefetches the units of `modules` whenever the unit of `module` is used in forward, in place of the units that the learned order
-/// predicts. An empty list restores the learned order.
+/// Prefetches the units of `modules` whenever the unit of `module` is used in forward, in place of the units that the order of earlier
+/// passes predicts. An empty list restores that order.
 void set_modules_to_forward_prefetch(ModuleRef module, std::span<const std::shared_ptr<torch::nn::Module>> modules);
 /// The same for backward.
 void set_modules_to_backward_prefetch(ModuleRef module, std::span<const std::shared_ptr<torch::nn::Module>> modules);

@@ -22,13 +22,13 @@ using WeightOperator = std::function<std::optional<at::Tensor>(std::string_view 
 /// them.
 struct HeldForm {
   std::string name;            // "nf4"
-  std::vector<int64_t> sizes;  // of the weight
+  std::vector<int64_t> sizes;  // the sizes of the weight
   at::ScalarType dtype;
-  /// Returns the held tensor for all values of a weight; both may be deferred (deferred_init).
+  /// Returns the held tensor for all values of a weight. Both tensors may be deferred (deferred_init).
   std::function<at::Tensor(const at::Tensor& values)> encode;
   std::function<at::Tensor(const at::Tensor& held, at::ScalarType dtype)> decode;
-  /// Runs an operator with `held` for the weight, without having all values at once or keeping them for backward. Returns nothing for other
-  /// operators.
+  /// Runs an operator with `held` in place of the weight, without decoding all values at once or keeping them for backward. Returns nothing
+  /// for operators that it does not support.
   std::function<std::optional<at::Tensor>(std::string_view name, std::span<const c10::IValue> arguments, const at::Tensor& held)> instead;
 };
 

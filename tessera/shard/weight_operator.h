@@ -13,7 +13,7 @@ class Module;
 namespace tessera {
 
 /// Runs `instead` in place of the operators of the weight, and replaces a function that was set before. The weight may be sharded before or
-/// after, or not at all. An empty function restores the operators.
+/// after this call, or not at all. An empty function restores the operators.
 void replace_weight_operator(const at::Tensor& weight, WeightOperator instead);
 
 /// As long as it exists, operators of this thread are not replaced.

@@ -42,7 +42,7 @@ class Wrapping {
 
   /// Reads where parameters are registered. Called before wrap_below(), because units replace the registered tensors.
   void look_at(const Module& module, const std::string& path) {
-    if (!seen_.insert(&module).second) return;  // a module that is registered twice is one place
+    if (!seen_.insert(&module).second) return;  // a module that is registered twice counts once
     classes_.insert(class_name(module));
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       if (!is_free(item.value())) continue;
@@ -54,7 +54,7 @@ class Wrapping {
 
   const std::set<std::string>& classes() const { return classes_; }
 
-  /// Makes the units inside of the module, and returns its parameters that are in none of them, for the modules around it.
+  /// Makes the units inside of the module. Returns the module's parameters that are in no unit, which are left for the modules around it.
   std::vector<at::Tensor> wrap_below(const Module& module, const std::string& path) {
     std::vector<at::Tensor> left;
     if (!wrapped_.insert(&module).second) return left;
@@ -77,7 +77,7 @@ class Wrapping {
   /// Neighbouring modules that become one unit.
   struct Row {
     std::vector<std::shared_ptr<Module>> modules = {};
-    std::vector<at::Tensor> tied = {};  // parameters that are tied to places outside of one of the modules
+    std::vector<at::Tensor> tied = {};  // parameters of the modules that are also registered outside of their module
     int64_t numel = 0;
   };
 
@@ -87,11 +87,11 @@ class Wrapping {
            !is_in(options_.left_out, parameter);
   }
 
-  /// Puts a module into the row, or makes a unit of it, if the policy chooses it. Returns what is left of `parameters`.
+  /// Puts a module into the row, or makes a unit of it, if the policy chooses it. Returns the `parameters` that are left for outer modules.
   std::vector<at::Tensor> choose(const std::shared_ptr<Module>& module, const std::string& path, std::vector<at::Tensor> parameters,
                                  Row& row) {
     ModuleInfo info{.module = *module, .name = path, .class_name = class_name(*module)};
-    std::vector<at::Tensor> tied;  // to places outside of the module
+    std::vector<at::Tensor> tied;  // parameters that are also registered outside of the module
     for (const auto& parameter : parameters) {
       if (is_inside(homes_.at(parameter.unsafeGetTensorImpl()), path)) {
         info.numel += parameter.numel();

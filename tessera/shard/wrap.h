@@ -15,18 +15,18 @@ namespace tessera {
 /// The facts about a module by which a policy decides.
 struct ModuleInfo {
   const torch::nn::Module& module;
-  std::string name;        // its path in the model: "encoder.layer.3"
+  std::string name;        // the module's path in the model: "encoder.layer.3"
   std::string class_name;  // "BertLayer", for a class BertLayer or BertLayerImpl in any namespace
-  int64_t numel = 0;       // values of the parameters in it that no module below it has taken, and that are not ignored or left out
+  int64_t numel = 0;       // number of values in its parameters that no unit below it has taken, and that are not ignored or left out
 };
 
 /// A rule by which modules of a model become units. It is asked about every module except the model itself, inner modules first.
 struct WrapPolicy {
   std::function<bool(const ModuleInfo& info)> chooses;
-  std::vector<std::string> classes = {};  // the model must have at least one module of each
-  std::vector<std::string> leaves = {};   // classes in which nothing is chosen
-  /// The options of a chosen module, if they differ from the model's: another mesh, precision, rule for resharding. Parameters that are
-  /// treated apart (ignored, replicated, left_out) are named in the model's options only.
+  std::vector<std::string> classes = {};  // the model must have at least one module of each class
+  std::vector<std::string> leaves = {};   // classes inside whose modules nothing is chosen
+  /// Returns the options of a chosen module if they differ from the model's: another mesh, precision or rule for resharding. `ignored`,
+  /// `replicated` and `left_out` are set in the model's options only.
   std::function<std::optional<ShardOptions>(const ModuleInfo& info)> options = {};
   /// Chosen modules that are neighbours in a module and have fewer values than this become one unit, of at most this many values. Modules
   /// with options of their own stay alone.
@@ -36,26 +36,27 @@ struct WrapPolicy {
 /// Chooses every module that has parameters of its own.
 WrapPolicy wrap_always();
 
-/// Chooses every module of these classes, such as {"BertLayer"}. It is an error if the model has no module of one of them.
+/// Chooses every module of these classes, such as {"BertLayer"}. fully_shard and checkpoint_modules throw UsageError if the model has no
+/// module of one of these classes.
 WrapPolicy wrap_classes(std::vector<std::string> classes);
 
 struct WrapSizeOptions {
-  int64_t min_params = 100'000'000;                          // values in a unit
-  std::vector<std::string> leaves = {"MultiheadAttention"};  // classes in which nothing is chosen
+  int64_t min_params = 100'000'000;                          // the least number of values in a unit
+  std::vector<std::string> leaves = {"MultiheadAttention"};  // classes inside whose modules nothing is chosen
   std::vector<std::string> exclude = {"ModuleList", "ModuleDict"};
 };
 
-/// Chooses every module with at least min_params values that no module below it has taken.
+/// Chooses every module with at least min_params values that no unit below it has taken.
 WrapPolicy wrap_by_size(WrapSizeOptions options = {});
 
 /// The parameters of all modules whose whole path in the model matches a regular expression (ECMAScript), each once: for the lists
 /// `ignored`, `replicated` and `left_out` of ShardOptions. Throws UsageError if no module matches.
 std::vector<at::Tensor> parameters_of_modules(ConstModuleRef model, const std::string& pattern);
-/// The same for buffers: those in the list `ignored` keep their dtype.
+/// The same for buffers, for the list `ignored`: ignored buffers keep their dtype.
 std::vector<at::Tensor> buffers_of_modules(ConstModuleRef model, const std::string& pattern);
 
-/// Makes a unit of each module that the policy chooses, and one of the rest of the model. A parameter that is tied across modules goes to
-/// the innermost unit that contains all of its places. Collective, as fully_shard.
+/// Makes a unit of each module that the policy chooses, and a unit of the remaining parameters of the model. A parameter that is tied
+/// across modules goes to the innermost unit that contains all of its places. Collective, as fully_shard.
 void fully_shard(ModuleRef model, const ShardOptions& options, const WrapPolicy& policy);
 
 }  // namespace tessera

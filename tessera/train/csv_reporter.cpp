@@ -75,9 +75,9 @@ CsvReporter::CsvReporter(std::filesystem::path path, const ReporterOptions& opti
   replace(options.first_step > 0 ? rows_before(options, {}) : "");
 }
 
-/// Reads the columns into columns_, with `more` after them, and the last row that the new run does not write again into last_. Returns the
-/// text of all rows up to that one, with the new columns. Drops an incomplete last row, which an interrupted run has left. An error changes
-/// nothing.
+/// Reads the columns of the file into columns_, and adds `more`. Reads into last_ the last row that the new run does not write again.
+/// Returns the text of all rows up to that row, with the new columns. Drops an incomplete last row, which an interrupted run has left. An
+/// error changes nothing.
 std::string CsvReporter::rows_before(const ReporterOptions& options, std::vector<std::string> more) {
   std::ifstream stream(path_, std::ios::binary);
   const std::string text(std::istreambuf_iterator<char>(stream), {});

@@ -32,10 +32,10 @@ class CsvReporter : public Reporter {
   void add_columns(const Values& values);
 
   std::filesystem::path path_;
-  Fd file_;  // only on rank 0
+  Fd file_;  // open only on rank 0
   std::vector<std::string> columns_;
   std::optional<Row> last_;
-  off_t last_begin_ = 0, size_ = 0;  // of the last row, and of the file
+  off_t last_begin_ = 0, size_ = 0;  // where the last row begins, and the size of the file
 };
 
 }  // namespace tessera::train

@@ -20,7 +20,7 @@ Evaluation::Evaluation(ModuleRef model, data::Loader& loader, const Communicator
 }
 
 Evaluation::~Evaluation() {
-  for (const auto& [module, trains] : modes_) module->train(trains);  // outer modules first, because train() also sets those inside
+  for (const auto& [module, trains] : modes_) module->train(trains);  // outer modules first, because train() also sets the modules inside
   loader_.seek(position_, taken_);
 }
 

@@ -16,7 +16,7 @@
 
 namespace tessera::train {
 
-/// for (auto& batch : trainer.evaluation(model, loader)). Shows its progress until it ends.
+/// Written as: for (auto& batch : trainer.evaluation(model, loader)). Shows progress during the pass.
 class Evaluation {
  public:
   Evaluation(ModuleRef model, data::Loader& loader, const Communicator& world);

@@ -34,7 +34,7 @@ std::string json_text(std::string_view text) {
 /// left.
 void keep_before(const std::filesystem::path& path, const ReporterOptions& options) {
   std::error_code unknown;
-  if (!std::filesystem::is_regular_file(path, unknown)) return;  // a pipe or a device, or it does not exist
+  if (!std::filesystem::is_regular_file(path, unknown)) return;  // the path is a pipe or a device, or does not exist
   std::ifstream stream(path, std::ios::binary);
   if (!stream) return;  // opening it for writing will report the error
   uintmax_t kept = 0;

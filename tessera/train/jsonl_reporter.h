@@ -18,7 +18,7 @@ class JsonlReporter : public Reporter {
 
  private:
   std::filesystem::path path_;
-  Fd file_;  // only on rank 0
+  Fd file_;  // open only on rank 0
 };
 
 }  // namespace tessera::train

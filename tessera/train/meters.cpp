@@ -17,7 +17,7 @@ double ratio(double sum, double samples) {
 }  // namespace
 
 void Mean::add(const at::Tensor& mean, int64_t samples) {
-  if (samples == 0) return;  // the mean of nothing is NaN
+  if (samples == 0) return;  // the mean of no samples is NaN
   const auto part = mean.detach().to(at::kDouble) * samples;
   sum_ = sum_.defined() ? sum_ + part : part;
   samples_ += samples;

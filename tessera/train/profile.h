@@ -8,7 +8,7 @@ namespace tessera::train {
 struct ProfileOptions {
   std::filesystem::path output_trace_dir = "profile";
   bool profile_memory = false;  // records each allocation
-  bool with_flops = false;      // estimates those of matrix products and convolutions from their sizes
+  bool with_flops = false;      // estimates the floating-point operations of matrix products and convolutions from their sizes
 };
 
 /// While a Profile exists, libtorch's profiler records the operators of this thread and of the backward passes that the thread starts, and also

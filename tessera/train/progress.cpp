@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kRedraw(100);
 constexpr std::string_view kStartOfLine = "\r\x1b[K";  // moves the cursor to the start of the line and clears the line
-// Columns that stay free: for the ^C that a terminal echoes, and one because some terminals start the next row when the last has text.
+// Columns that stay free: two for the ^C that a terminal echoes, and one because some terminals start the next row when the last column has
+// text.
 constexpr int kFree = 3;
 
 double seconds(Display::Clock::duration time) {

@@ -22,7 +22,7 @@ struct ProgressOptions {
   std::string title = {};         // "epoch 1/2"
   int64_t steps = 0;              // total number of steps, for the percentage and the remaining time; 0 if unknown
   int64_t start = 0;              // number of steps that an earlier run has done
-  int64_t items_per_step = 0;     // of all ranks together; with 0 the rate is in steps per second
+  int64_t items_per_step = 0;     // items of all ranks together; with 0, the rate is in steps per second
   std::string items = "samples";  // or "tokens"
   int64_t line_every = 100;       // steps between lines if there is no terminal; 0 for the last line only
   AtEnd at_end = AtEnd::Stays;

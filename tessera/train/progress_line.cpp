@@ -84,7 +84,7 @@ std::string count(const ProgressState& state) {
   return state.steps > 0 ? fmt::format("{}/{}", state.step, state.steps) : std::to_string(state.step);
 }
 
-/// An item after the count. If not all items fit, other values are left out first, then rate and time, and the first value last.
+/// An item after the count of steps. If not all items fit, other values are left out first, then rate and time, and the first value last.
 struct Detail {
   enum class Need { First, Then, AtLast } need;
   std::string text;
@@ -105,8 +105,8 @@ std::vector<Detail> details(const ProgressState& state) {
   return result;
 }
 
-/// Returns the details that fit into the columns with a gap before each. If one does not fit, those that are needed less are left out, too.
-/// Keeps columns for a bar before adding details of Need::AtLast.
+/// Returns the details that fit into the columns with a gap before each. If a detail does not fit, details that are needed less are left
+/// out, too. Keeps columns for a bar before adding details of Need::AtLast.
 std::vector<std::string> fitting(const std::vector<Detail>& all, int columns, int gap, int for_bar) {
   std::vector<bool> fits(all.size());
   bool is_room = true;

@@ -18,14 +18,14 @@ struct ProgressState {
   int64_t steps = 0;  // 0 if unknown
   Values values = {};
   std::optional<double> rate = {};  // units per second
-  std::string_view unit = "steps";  // of the rate
+  std::string_view unit = "steps";  // the unit of the rate
   std::optional<double> left = {};  // remaining seconds
   std::optional<double> took = {};  // total seconds; only when training has finished
 };
 
 /// "epoch 1/2  42% ▕███▎    ▏ 788/1875  loss 0.412  9.8k samples/s  0:14 left", in at most `columns` columns. If there are too few, the bar
-/// shrinks first. Then values but the first are left out, beginning with the last, so that a short bar remains; then the bar, time and rate,
-/// and the first value. Items are never truncated, because half a number would be another number.
+/// shrinks first. Then all values but the first are left out, beginning with the last, so that a short bar remains; then the bar, time and
+/// rate, and the first value. Items are never truncated, because half a number would be another number.
 std::string render_bar(const ProgressState& state, int columns, Glyphs glyphs);
 
 /// "epoch 1/2 step 800/1875 loss 0.412 9.8k samples/s 0:14 left"

@@ -4,7 +4,7 @@ namespace tessera::train {
 namespace {
 
 constexpr std::chrono::seconds kWindow(5);
-constexpr std::chrono::milliseconds kApart(100);  // samples that are closer together are merged, so that there are few
+constexpr std::chrono::milliseconds kApart(100);  // samples that are closer together are merged, so that few are stored
 
 }  // namespace
 
@@ -14,7 +14,7 @@ void Rate::add(Time time, int64_t step) {
   } else {
     samples_.push_back({.time = time, .step = step});
   }
-  // One sample before the window is kept, so that there are always two to compute a rate from, even if steps are slow.
+  // One sample before the window is kept, so that there are always two samples to compute a rate from, even if steps are slow.
   while (samples_.size() > 2 && time - samples_[1].time >= kWindow) samples_.pop_front();
 }
 

@@ -19,7 +19,8 @@ namespace tessera::train {
 /// Throws UsageError if two values of a report have the same name, or a name is not allowed.
 void expect_names(const std::filesystem::path& path, int64_t step, const Values& values);
 
-/// Whether this run writes a report of an earlier run again, which is then dropped. `has` tells whether the report has a value of this name.
+/// Whether this run writes a report of an earlier run again, so that the earlier report is dropped. `has` tells whether the report has a
+/// value of this name.
 bool is_made_again(int64_t step, const ReporterOptions& options, c10::function_ref<bool(const std::string& name)> has);
 
 /// Makes the folders above a file. Throws IoError.
@@ -36,7 +37,7 @@ void write_report(const Fd& file, const std::filesystem::path& path, int64_t ste
 /// 0.10000000149011612.
 std::string shortest_text(double number);
 
-/// Returns the number at the beginning of a text, which other text may follow; nothing if there is none.
+/// Returns the number at the beginning of a text; other text may follow the number. Nothing if there is no number.
 std::optional<int64_t> leading_number(std::string_view text);
 
 }  // namespace tessera::train

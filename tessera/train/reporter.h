@@ -10,9 +10,9 @@
 namespace tessera::train {
 
 struct ReporterOptions {
-  /// The first step of this run: an earlier run's reports are kept up to the first report of this step or of a later one, and dropped from there.
+  /// The first step of this run. Of an earlier run's reports, the first one of this or a later step and all reports after it are dropped.
   int64_t first_step = 0;
-  /// The same by the names of values, for values that count something else than steps, such as epochs.
+  /// The same for values whose reports count something other than steps, such as epochs: the first count, by the name of the value.
   std::map<std::string, int64_t> first_of = {};
   int rank = 0;            // only rank 0 writes
 };

@@ -16,7 +16,7 @@ enum class ReportFormat {
   TensorBoard,  // a folder that exists, or a name that has no ending or ends in a slash
 };
 
-/// Returns the format for a name. Throws ConfigError if the name does not tell one.
+/// Returns the format for a name. Throws ConfigError if the name does not tell a format.
 ReportFormat report_format(const std::string& path);
 
 std::unique_ptr<Reporter> make_reporter(const std::string& path, const ReporterOptions& options = {});

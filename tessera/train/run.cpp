@@ -31,7 +31,7 @@ namespace tessera::train {
 
 namespace {
 
-constexpr int64_t kReportsShown = 10;  // how many reports the shown means are over; without a terminal, also the number of reports between two lines
+constexpr int64_t kReportsShown = 10;  // reports of which a mean is shown; without a terminal, also the reports from one line to the next
 constexpr int64_t kFirstTraced = 4, kLastTraced = 8;  // the first batches prepare much that others do not
 
 void expect_sensible(const RunOptions& options) {
@@ -73,7 +73,7 @@ Run::Run(Trainer& trainer, data::Loader& loader, RunOptions options)
     throw UsageError("Run was given a loader that the Trainer did not prepare, so its position would not be saved; pass it to Trainer::prepare");
   trainer.lr();  // throws where no optimizer was prepared
   if (options_.prefix.empty()) return;
-  trainer.contents();  // throws for what it can't save
+  trainer.contents();  // throws if it can't save what is prepared
   parts_->lock.emplace(options_.prefix, trainer_.world());
   if (!options_.signals.empty()) parts_->stop.emplace(trainer_.world(), StopOptions{.signals = options_.signals});
   if (options_.save_beside) parts_->saver.emplace(trainer_.world());
@@ -107,7 +107,7 @@ void Run::go_on() {
 
 void Run::load(const std::filesystem::path& newest) {
   const auto& world = trainer_.world();
-  std::vector<std::pair<std::filesystem::path, std::string>> damaged;  // and why
+  std::vector<std::pair<std::filesystem::path, std::string>> damaged;  // damaged checkpoints, and the reasons
   auto folder = newest;
   while (true) {
     try {
@@ -131,7 +131,7 @@ void Run::load(const std::filesystem::path& newest) {
     }
     folder = *before;
   }
-  // In an object store, damaged folders can't be renamed, so new folders need higher numbers than those.
+  // In an object store, damaged folders can't be renamed, so new folders need higher numbers than the damaged ones.
   const bool keeps_names = object_path(newest).has_value();
   all_or_none(world, {.unit = "checkpoint"}, fmt::format("can't resume from {}", folder.string()), [&] {
     if (!world.is_first()) return;
@@ -190,7 +190,7 @@ void Run::say(std::string_view line) {
 }
 
 bool Run::saves_at(bool end_of_epoch) const {
-  const bool took_step = trainer_.steps() != steps_before_;  // not if gradients in float16 overflowed
+  const bool took_step = trainer_.steps() != steps_before_;  // false if gradients in float16 overflowed
   return (end_of_epoch && options_.save_epochs) || (took_step && options_.save_every > 0 && trainer_.steps() % options_.save_every == 0);
 }
 
@@ -206,13 +206,13 @@ std::optional<data::Samples> Run::next() {
       parts_->profile.emplace(ProfileOptions{.output_trace_dir = options_.trace}, trainer_.process_index());
     auto samples = loader_.next();
     const auto step = steps_before_ + 1;
-    // If no other step of the epoch was reported, its last one is.
+    // If no step of the epoch has been reported, its last step is due.
     is_due_ = step % options_.report_every == 0 || (!has_reported_ && (loader_.at_end() || step == options_.steps));
     return samples;
   }
   parts_->progress.reset();
   end_trace();
-  if (at_end) loader_.next();  // to the next epoch
+  if (at_end) loader_.next();  // moves the loader to the next epoch
   if (stopped_ || (is_over() && options_.save_epochs) || saves_at(/*end_of_epoch=*/true)) save();
   if (is_over() && parts_->saver) parts_->saver->wait();
   return std::nullopt;
@@ -224,7 +224,7 @@ void Run::batch_done() {
   if (!trainer_.sync_gradients()) return;
   parts_->sums.clear();
   if (parts_->saver) parts_->saver->poll();
-  if (loader_.at_end() || is_over()) return;  // next() saves
+  if (loader_.at_end() || is_over()) return;  // then next() saves
   look_for_signals();
   if (!stopped_ && saves_at(/*end_of_epoch=*/false)) save();
 }
@@ -260,7 +260,7 @@ void Run::add(const std::vector<Measured>& numbers) {
     const auto number = number_of(name, value);
     if (of.defined()) {
       const auto count = number_of(name, of);
-      add_to(sum.values, at::where(count == 0, at::zeros_like(number), number * count));  // the mean of nothing is NaN
+      add_to(sum.values, at::where(count == 0, at::zeros_like(number), number * count));  // the mean of 0 things is NaN
       add_to(sum.of, count);
     } else {
       const double weight = loader_.taken().weight;
@@ -270,7 +270,8 @@ void Run::add(const std::vector<Measured>& numbers) {
 }
 
 void Run::report(const std::vector<Measured>& numbers) {
-  // Only its last pass tells whether the last step of an epoch is due, so the passes before it are added in any case.
+  // Only the last pass of a step tells whether it is the last step of the epoch and so due. The numbers of earlier passes are added in any
+  // case.
   const bool may_be_due = !has_reported_ && !trainer_.sync_gradients();
   if (!is_due_ && !may_be_due) return;
   add(numbers);

@@ -22,13 +22,13 @@
 namespace tessera::train {
 
 struct RunOptions {
-  /// The length of the whole run, including the part before it was resumed. One of the two must be given; with both, the run ends at the one
-  /// that is reached first.
+  /// The length of the whole run, including the part before it was resumed. `epochs` or `steps` must be given; with both, the run ends at
+  /// the limit that is reached first.
   std::optional<int64_t> epochs = {}, steps = {};
   /// Checkpoints are PREFIX-step-N, in Tessera's format. While the run exists, no other job can save under the same prefix. Without a
   /// prefix, nothing is saved.
   std::filesystem::path prefix = {};
-  bool resume = false;       // from the newest checkpoint, if there is one; a job that launch has restarted does so in any case
+  bool resume = false;       // resumes from the newest checkpoint, if there is one; a job restarted by `tessera launch` always resumes
   bool save_epochs = true;   // saves at the end of each epoch
   int64_t save_every = 0;    // also saves after each so many steps; 0: does not
   bool save_beside = false;  // saves by AsyncSaver, while training continues
@@ -36,8 +36,8 @@ struct RunOptions {
   int64_t report_every = 20;                  // in steps; if no step of an epoch is due, its last step is reported
   /// A folder for a trace of what each rank does in its batches 4 to 8, or to the end of the epoch; see train::Profile.
   std::filesystem::path trace = {};
-  /// Signals that end the run after the present step, with a checkpoint: that of Ctrl-C, and those that batch systems send before the time is
-  /// up. Without a prefix they keep their usual effect.
+  /// Signals that end the run after the present step, with a checkpoint: the signal of Ctrl-C, and those that batch systems send before a
+  /// job's time is up. Without a prefix, signals keep their usual effect.
   std::vector<int> signals = {SIGINT, SIGTERM, SIGUSR1};
 };
 
@@ -45,8 +45,8 @@ struct RunOptions {
 struct Measured {
   std::string name;
   at::Tensor value;
-  /// How many things the value is the mean of, such as tokens: the report is then the mean over those of all ranks and passes of a step. Unless
-  /// given, all passes have the same weight, and ranks have that of their samples, as for the gradients of Trainer::backward.
+  /// The number of things, such as tokens, of which `value` is the mean: the report is the mean over the things of all ranks and of all
+  /// passes of a step. Unless given, all passes have the same weight, and each rank has its Samples::weight, as in Trainer::backward.
   at::Tensor of = {};
 };
 
@@ -54,14 +54,14 @@ struct Measured {
 class Run {
  public:
   /// Throws ConfigError if there are checkpoints and the run is not to resume, or if another job saves under the prefix. If bytes of the
-  /// newest checkpoint are damaged, resumes from the one before, with a warning. Collective.
+  /// newest checkpoint are damaged, resumes from the checkpoint before it, with a warning. Collective.
   Run(Trainer& trainer, data::Loader& loader, RunOptions options);
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
   ~Run();
 
-  /// Begins an epoch, or continues the epoch in which the run was saved. Returns false if no epoch is left or the run was stopped; all
-  /// checkpoints are on the disk then. Collective.
+  /// Begins an epoch, or continues the epoch in which the run was saved. Returns false if no epoch is left or the run was stopped; then all
+  /// checkpoints are on the disk. Collective.
   bool next_epoch();
   /// The number of the present epoch, from 1 on.
   int64_t epoch() const { return epoch_; }
@@ -79,8 +79,9 @@ class Run {
   /// Prints a line on rank 0, above the bar if there is one.
   void say(std::string_view line);
 
-  /// Saves a checkpoint in addition to those of the options, unless no step was taken since the last one. Metrics and the numbers that were
-  /// reported last become notes, by which Keep::best chooses. Warns if this run has already saved the step without the metrics. Collective.
+  /// Saves a checkpoint in addition to those of the options, unless no step was taken since the last checkpoint. Metrics and the numbers
+  /// that were reported last become notes, by which Keep::best chooses. Warns if this run has already saved the step without the metrics.
+  /// Collective.
   void save(const Values& metrics = {});
   /// The checkpoint that was saved or loaded last.
   const std::optional<std::filesystem::path>& last_checkpoint() const { return last_; }
@@ -94,7 +95,7 @@ class Run {
   struct Parts;
 
   void go_on();
-  /// Loads the checkpoint, or the newest before it that is not damaged.
+  /// Loads the checkpoint or, if it is damaged, the newest earlier one that is not.
   void load(const std::filesystem::path& newest);
   bool is_over() const;
   bool saves_at(bool end_of_epoch) const;
@@ -111,9 +112,9 @@ class Run {
   std::unique_ptr<Parts> parts_;
   std::optional<std::filesystem::path> last_;
   int64_t epoch_ = 0, saved_step_ = -1, steps_before_ = 0;
-  int64_t steps_more_ = 0;  // added to steps() in the names of folders
+  int64_t steps_more_ = 0;  // added to Trainer::steps() in the names of checkpoints
   bool is_in_batch_ = false, is_due_ = false, stopped_ = false, has_saved_ = false;
-  bool has_reported_ = false;  // in this epoch
+  bool has_reported_ = false;  // whether a step of this epoch was reported
 };
 
 class Run::Batches {

@@ -16,7 +16,7 @@ namespace {
 
 using config::Settings;
 
-/// "fsdp_version (config.yaml:7)"
+/// Returns a key with the place of its value: "fsdp_version (config.yaml:7)".
 std::string shown(const Settings& settings, std::string_view key) {
   const auto& setting = settings.setting(key);
   return setting.where.empty() ? std::string(key) : fmt::format("{} ({})", key, setting.where);

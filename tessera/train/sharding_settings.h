@@ -26,10 +26,11 @@ struct Sharding {
 /// this world can't do. Collective.
 Sharding sharding_of(const config::Settings& settings, const torch::nn::Module& model, const Communicator& world);
 
-/// Lists the given keys of a call, with the places of their values: "tessera_layout rows (config.yaml:4): ". Empty if none was given.
+/// Lists the keys of a call that the settings give, with the places of their values: "tessera_layout rows (config.yaml:4): ". Empty if they
+/// give none.
 std::string given_of(const config::Settings& settings, config::Call call);
 
-/// Calls `act`, which makes this call of the library. Adds the given keys of the call to its errors, which name only options of the library.
+/// Calls `act`, which makes this call of the library. Adds given_of() to the errors of the call, which name only options of the library.
 template <class Act>
 auto with_settings(const config::Settings& settings, config::Call call, const Act& act) try {
   return act();

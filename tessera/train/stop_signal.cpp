@@ -14,13 +14,14 @@
 namespace tessera::train {
 namespace {
 
-/// A signal that StopSignals of this process watch: several of them if ranks are threads.
+/// A signal that this process watches. It has several owners (StopSignal objects) if ranks are threads.
 struct Watched {
   std::atomic<int> owners = 0;
   struct sigaction before = {};
 };
 
-constexpr int64_t kSameEvent = 1'000'000'000;  // nanoseconds; if all processes of a job get a signal and pass it on, it comes several times
+constexpr int64_t kSameEvent = 1'000'000'000;  // nanoseconds within which signals count as one: if all processes of a job get a signal and
+                                               // pass it on, it comes several times
 
 std::mutex owners_mutex;
 std::array<Watched, NSIG> watched;
@@ -93,7 +94,7 @@ StopSignal::~StopSignal() {
 }
 
 bool StopSignal::requested() {
-  if (requested_) return true;  // which is so on all ranks, so no exchange is needed
+  if (requested_) return true;  // it is set on all ranks at once, so no exchange is needed
   requested_ = world_.extremes(arrived != before_ ? 1 : 0, {.unit = "stop"}).most != 0;
   return requested_;
 }

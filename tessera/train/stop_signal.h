@@ -9,12 +9,12 @@
 namespace tessera::train {
 
 struct StopOptions {
-  /// Those of Ctrl-C and of batch systems before the time is up.
+  /// The signal of Ctrl-C, and those that batch systems send before a job's time is up.
   std::vector<int> signals = {SIGINT, SIGTERM, SIGUSR1};
 };
 
 /// As long as the object exists, the first of these signals only makes requested() true. Signals within a second after it count as the same
-/// one; later signals have the effect that they had before. The destructor also restores the earlier handlers.
+/// signal; later ones have the effect that they had before the object was made. The destructor also restores the earlier handlers.
 class StopSignal {
  public:
   explicit StopSignal(Communicator world, StopOptions options = {});
@@ -22,8 +22,8 @@ class StopSignal {
   StopSignal& operator=(const StopSignal&) = delete;
   ~StopSignal();
 
-  /// Whether any rank has got a signal to stop. The answer is the same on all ranks, although a signal may reach ranks at different moments, or
-  /// only one of them. Collective: call it after each step, or after each tenth. It costs an all-reduce of one value.
+  /// Whether any rank has got a signal to stop. The answer is the same on all ranks, although a signal may reach ranks at different
+  /// moments, or reach only one rank. Collective: call it after each step, or after each tenth step. It costs an all-reduce of one value.
   bool requested();
 
  private:

@@ -80,8 +80,8 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// Returns the time in the name of a new file. TensorBoard reads the files of a folder in the order of their names, so the time is later than
-/// those of all others, even if they were made in the same second or the clock was set back.
+/// Returns the time in the name of a new file. TensorBoard reads the files of a folder in the order of their names, so the time is later
+/// than those of all other files, even if they were made in the same second or the clock was set back.
 int64_t time_of_next(const std::filesystem::path& folder) try {
   auto time = static_cast<int64_t>(seconds_now());
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {

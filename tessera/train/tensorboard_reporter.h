@@ -22,7 +22,7 @@ class TensorBoardReporter : public Reporter {
   void write_event(int64_t step, const std::string& what);
 
   std::filesystem::path path_;
-  Fd file_;  // only on rank 0
+  Fd file_;  // open only on rank 0
 };
 
 }  // namespace tessera::train

@@ -69,7 +69,7 @@ Communicator world_of(const TrainerOptions& options, const config::Settings& set
                     transport.where, transport.value, given);
 }
 
-/// Returns the paths to which log() writes, from the program and the settings. Throws ConfigError for one whose name tells no format.
+/// Returns the paths to which log() writes, from the program and the settings. Throws ConfigError for a path whose name tells no format.
 std::vector<std::string> reports_of(const TrainerOptions& options, const config::Settings& settings) {
   auto paths = options.log_with;
   for (const auto& path : paths) train::report_format(path);
@@ -210,8 +210,8 @@ data::Stream Trainer::make_stream(data::StreamOptions options) const {
 
 std::vector<data::Loader*> Trainer::current_loaders() const {
   struct Candidate {
-    uint64_t open = 0;     // number of the loop; 0 if none is open
-    bool is_left = false;  // the loop in which the batch was taken has ended
+    uint64_t open = 0;     // the number of the innermost open loop over the loader; 0 if none is open
+    bool is_left = false;  // whether the loop in which the batch was taken has ended
     uint64_t taken = 0;
     data::Loader* loader = nullptr;
   };
@@ -333,7 +333,8 @@ void Trainer::expect_one_scale(const Prepared& optimizer) const {
       "drop their gradients by zero_grad()");
 }
 
-/// Averages the gradients of trained parameters in fsdp_ignored_modules over the ranks. Backward does not, because they are in no unit.
+/// Averages the gradients of trained parameters in fsdp_ignored_modules over the ranks. Backward does not, because these parameters are in
+/// no unit.
 void Trainer::average(Prepared& optimizer) const {
   if (!optimizer.averaged) average_gradients(parameters_of(optimizer), world_);
   optimizer.averaged = true;
@@ -369,7 +370,8 @@ void Trainer::update_scale() {
   for (auto& each : optimizers_) each.stepped = each.unscaled = false;
 }
 
-/// Returns the only optimizer if it is one of Tessera's, which knows by what its next step multiplies gradients; null otherwise.
+/// Returns the only optimizer if it is one of Tessera's; null otherwise. Tessera's optimizers know by which factor their next step
+/// multiplies gradients.
 optim::Optimizer* Trainer::only_optimizer() const {
   auto* const* own = optimizers_.size() == 1 ? std::get_if<optim::Optimizer*>(&optimizers_.front().optimizer) : nullptr;
   return own == nullptr ? nullptr : *own;
@@ -471,7 +473,8 @@ bool Trainer::take_step(Prepared& optimizer) {
   return changed;
 }
 
-/// Steps torch's scheduler until it has taken as many steps as the optimizer. This also restores it after a resume, because it can't be saved.
+/// Steps torch's scheduler until it has taken as many steps as the optimizer. This also restores the scheduler after a resume, because its
+/// state can't be saved.
 void Trainer::follow_steps(Prepared& optimizer) {
   if (optimizer.scheduler == nullptr) return;
   for (; optimizer.scheduled < optimizer.steps; optimizer.scheduled++) optimizer.scheduler->step();

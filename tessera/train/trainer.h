@@ -48,8 +48,8 @@ namespace tessera {
 
 struct TrainerOptions {
   std::optional<Communicator> world = {};            // init() unless given
-  std::map<std::string, std::string> settings = {};  // keys of the configuration, such as {"mixed_precision", "bf16"}; they win over all
-  std::map<std::string, std::string> defaults = {};  // the values of keys that nobody sets
+  std::map<std::string, std::string> settings = {};  // configuration keys such as {"mixed_precision", "bf16"}; they win over other sources
+  std::map<std::string, std::string> defaults = {};  // values for keys that no other source sets
   /// The configuration file; TESSERA_CONFIG_FILE unless given. Settings that launch passes on win over it.
   std::filesystem::path config_file = {};
   std::function<void(ShardOptions& options)> adjust_sharding = {};  // changes the options that the settings give, for each model
@@ -103,7 +103,7 @@ class Trainer {
   auto main_process_first(Act&& act) const {
     return call_in_turn(is_main_process(), act);
   }
-  /// The same with the first rank of each host, for folders that hosts do not share.
+  /// Like main_process_first(), but with the first rank of each host, for folders that hosts do not share.
   template <class Act>
   auto local_main_process_first(Act&& act) const {
     return call_in_turn(is_local_main_process(), act);
@@ -123,11 +123,11 @@ class Trainer {
   /// Whether this rank has to load weights before prepare().
   bool needs_values() const;
 
-  /// Prepares the arguments in order. Shards models, and replaces the parameters in optimizers of torch that were made earlier by the shards.
-  /// A learning rate or a scheduler of torch belongs to the optimizer before it. An average is saved with the model before it, and the
-  /// program updates it. Prepared loaders put their batches on the device
-  /// of the ranks, are saved with the run, and end an accumulation when an epoch ends. With several models, an optimizer comes after its
-  /// model. Collective.
+  /// Prepares the arguments in order. Shards models. In optimizers of torch that were made before, replaces the parameters with the shards.
+  /// A learning rate or a scheduler of torch belongs to the optimizer before it. An average is saved with the model before it, and the program
+  /// updates it. Prepared loaders put their batches on the device of the
+  /// ranks, are saved with the run, and end an accumulation when an epoch ends. With several models, an optimizer comes after its model.
+  /// Collective.
   template <class... Things>
   void prepare(Things&&... things) {
     (prepare_one(things), ...);
@@ -156,12 +156,13 @@ class Trainer {
   /// Throws UsageError if a step has several batches and accumulate() was not called for this batch, or if the loss might also belong to a
   /// batch of another loader with another weight.
   void backward(const at::Tensor& loss);
-  /// The same for the loss of this batch, even if other batches were taken since. With an empty batch (`{}`), the loss is not weighted.
+  /// Like backward(loss), but for the loss of `batch`, even if other batches were taken since. With an empty batch (`{}`), the loss is not
+  /// weighted.
   void backward(const at::Tensor& loss, const data::Samples& batch) { backward_weighted(loss, batch.weight); }
   /// The norm of all gradients of the prepared optimizers; undefined if this batch ends no step. Collective.
   at::Tensor grad_norm(double p = 2);
-  /// Limits the norm of all gradients of the prepared optimizers, and returns the norm before; undefined if this batch ends no step. If the
-  /// settings have another limit, this one holds, and a warning says so. Collective.
+  /// Limits the norm of all gradients of the prepared optimizers, and returns the norm before limiting; undefined if this batch ends no
+  /// step. If the settings have another limit, `max_norm` holds, and a warning says so. Collective.
   at::Tensor clip_grad_norm(double max_norm, double p = 2);
   /// Limits each value of the gradients of the prepared optimizers. Does nothing if this batch ends no step.
   void clip_grad_value(double clip_value);
@@ -189,11 +190,12 @@ class Trainer {
   /// the same cases as save_state, and if several models are prepared.
   checkpoint::Contents contents() const;
   /// Loads a state that save_state or Accelerate has saved, on any number of ranks. If the global batch size changed, the step count is
-  /// rescaled, so that learning rates end with the data; lr() is then that of the last step. Warns about Accelerate state that is not
-  /// restored. If anything does not fit, throws and changes nothing, except that earlier ones of several models stay loaded. Collective.
+  /// rescaled, so that learning rates end with the data; lr() is then the learning rate of the last step. Warns about Accelerate state that
+  /// is not restored. If anything does not fit, throws and changes nothing, except that, of several models, those before the error stay
+  /// loaded. Collective.
   void load_state(const std::filesystem::path& folder);
   /// Makes checkpoints refer to a base model for all that is frozen: from now on save_state leaves the frozen values out, and load_state
-  /// expects the model to have the same ones. Collective.
+  /// expects the model to have the same frozen values. Collective.
   void refer_to_base(const std::string& name);
   /// Makes save_state and load_state save and load an object, too: any value with save() and a static load(text).
   template <checkpoint::Savable T>
@@ -202,13 +204,14 @@ class Trainer {
         {.save = [&object] { return std::string(object.save()); }, .load = [&object](const std::string& text) { object = T::load(text); }});
   }
 
-  /// The whole state dict on rank 0, and an empty one on the others. Collective.
+  /// The whole state dict on rank 0, and an empty one on the other ranks. Collective.
   checkpoint::StateDict get_state_dict(ConstModuleRef model) const;
   /// Writes the model to FOLDER/model.safetensors, or to several files with an index, as Hugging Face's programs read it. Each rank writes
-  /// its part, so all must see the same files. Of a model with adapters, writes only these, as Python's peft reads them. Collective.
+  /// its part, so all ranks must see the same files. Of a model with adapters, writes only the adapters, as Python's peft reads them.
+  /// Collective.
   void save_model(ModuleRef model, const std::filesystem::path& folder, const SaveModelOptions& options = {}) const;
 
-  /// The tensors of all ranks along dimension 0, in rank order; numbers become a vector. Shapes must be equal. Collective.
+  /// Concatenates the tensors of all ranks along dimension 0, in rank order; numbers become a vector. Shapes must be equal. Collective.
   at::Tensor gather(const at::Tensor& tensor) const;
   /// The rows of all ranks, in rank order, without those that only fill the batch. A batch has a row for each of its samples; without
   /// samples (`{}`), ranks may have any number of rows. Collective.
@@ -233,9 +236,9 @@ class Trainer {
   }
 
   /// Writes, on rank 0, the values of a step, which is steps() unless given, to the files of TrainerOptions::log_with and to the trackers
-  /// that were added. Values may also be logged by a count of the program's own, such as epochs, between those of steps. After load_state,
-  /// files drop the reports that the run writes again: all from the first later step on or, if the first log() has a count of the program's
-  /// own, all of its values from that count on.
+  /// that were added. `step` may also be a count of the program's own, such as epochs, for some of the values. After load_state, files drop
+  /// the reports that the run writes again: all reports from the next step on and, if the first log() has a count of the program's own, the
+  /// values of its names from that count on.
   void log(const train::Values& values, std::optional<int64_t> step = {});
   /// Adds a reporter of the program's own, to which log() also writes.
   void add_tracker(std::unique_ptr<train::Reporter> tracker) { trackers_.push_back(std::move(tracker)); }
@@ -274,7 +277,7 @@ class Trainer {
  private:
   struct Model {
     std::shared_ptr<torch::nn::Module> module;
-    std::vector<size_t> optimizers = {};            // their places in optimizers_
+    std::vector<size_t> optimizers = {};            // the indices of the model's optimizers in optimizers_
     std::optional<checkpoint::Base> base = {};      // the base model that checkpoints refer to
     optim::Average* average = nullptr;
   };
@@ -283,9 +286,9 @@ class Trainer {
     std::optional<optim::LearningRate> rate = {};
     torch::optim::LRScheduler* scheduler = nullptr;
     std::vector<double> first_rates = {};                      // the first learning rates of torch's parameter groups
-    int64_t steps = 0, scheduled = 0;                          // all steps, and those of the scheduler that this process has taken
-    bool averaged = false, clipped = false, unscaled = false;  // what was done with its gradients
-    bool stepped = false;                                      // since the scale of gradients in float16 was updated last
+    int64_t steps = 0, scheduled = 0;                          // steps of the optimizer, and of its scheduler in this process
+    bool averaged = false, clipped = false, unscaled = false;  // what was done with the present gradients
+    bool stepped = false;                                      // whether it has stepped since update_scale() last changed the scale
   };
   struct Registered {
     std::function<std::string()> save;
@@ -306,11 +309,11 @@ class Trainer {
   }
 
   data::Loader& placed(data::Loader& loader) const;
-  /// The present loader, followed by others to whose batch the loss may belong.
+  /// The present loader, followed by other loaders to whose batch the loss may belong.
   std::vector<data::Loader*> current_loaders() const;
   double present_weight() const;
   void backward_weighted(const at::Tensor& loss, double weight);
-  /// Calls `act` on ranks with `first`, while the others wait. Collective.
+  /// Calls `act` on the ranks that pass `first`, while the others wait. Collective.
   void call_first(bool first, const std::function<void()>& act) const;
   template <class Act>
   auto call_in_turn(bool first, Act& act) const {
@@ -348,7 +351,7 @@ class Trainer {
   void expect_between_steps(std::string_view function) const;
   checkpoint::Contents contents_of(size_t model) const;
   checkpoint::Notes notes_of(size_t model) const;
-  /// The contents of notes, read before anything changes.
+  /// The contents of notes, which load_state reads before it changes anything.
   struct Resumed {
     std::vector<int64_t> steps = {};
     std::vector<std::optional<data::Position>> positions = {};
@@ -372,7 +375,7 @@ class Trainer {
   std::optional<train::Reporters> log_;  // made when something is logged
   int64_t log_from_ = 1;                 // the first step that was not logged yet
   bool resumed_ = false;                 // whether nothing was logged since load_state
-  int64_t batches_ = 0;                  // since the last step
+  int64_t batches_ = 0;                  // batches since the last step
   uint64_t used_ = 0;                    // data::Loader::newest() when backward was called last
   bool syncs_ = true, in_batch_ = false, triggered_ = false, warned_of_limit_ = false;
 };

@@ -24,7 +24,7 @@ std::string with_sizes(std::string_view operation, at::IntArrayRef sizes) {
 /// The numbers of all ranks, a row for each.
 at::Tensor numbers_of_ranks(const Communicator& world, at::IntArrayRef own, std::string_view operation) {
   const auto device = world.traits().device;
-  if (world.traits().traces) return at::tensor(own, at::kLong).repeat({world.size(), 1});  // all ranks run this program, so have these numbers
+  if (world.traits().traces) return at::tensor(own, at::kLong).repeat({world.size(), 1});  // all ranks run this program with these numbers
   const auto mine = at::tensor(own, at::TensorOptions(device).dtype(at::kLong));
   const auto all = at::empty({world.size() * mine.numel()}, mine.options());
   world.all_gather(std::array{Piece{.whole = all, .own = mine}}, {.unit = operation}).wait();
@@ -181,8 +181,8 @@ at::Tensor Trainer::split_between_processes(const at::Tensor& rows) const {
 void Trainer::log(const train::Values& values, std::optional<int64_t> step) {
   if (!is_main_process()) return;
   const auto number = step.value_or(steps());
-  // A resumed run replaces the earlier run's reports: those of steps that it repeats and, for values with a count of their own, those from
-  // the first number on that it logs.
+  // A resumed run replaces the earlier run's reports: those of the steps that it repeats and, for values with a count of their own, those
+  // from the first count that it logs.
   train::ReporterOptions from{.first_step = log_from_};
   if (std::exchange(resumed_, false) && number != steps()) {
     for (const auto& value : values) from.first_of[value.name] = number;

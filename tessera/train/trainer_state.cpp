@@ -32,13 +32,13 @@ std::string numbered(const char* name, size_t number) {
 
 // The ends of the names of notes: Accelerate's own count, which is processes times steps, and Tessera's counts in addition.
 constexpr auto kLastEpoch = ".last_epoch", kSteps = ".tessera_steps", kStepSize = ".tessera_samples_of_a_step",
-               kCount = ".tessera_last_epoch";  // the count that belongs to kSteps
+               kCount = ".tessera_last_epoch";  // Accelerate's count at the time of kSteps
 
 std::string registered_name(size_t number) {
   return fmt::format("custom_checkpoint_{}.state", number);
 }
 
-/// Several models have a folder each.
+/// Returns the folder of a model: of several models, each has its own.
 fs::path folder_of_model(const fs::path& folder, size_t model, size_t models) {
   return models == 1 ? folder : folder / fmt::format("model_{}", model);
 }
@@ -54,14 +54,15 @@ int processes_of(const fs::path& folder) {
   return static_cast<int>(std::max({int64_t{1}, files, last}));
 }
 
-/// Returns the steps for a count of Accelerate's, which counts each step once for each process. The optimizer's own count of steps tells how
-/// many processes there were, even if files of some are missing.
+/// Returns the steps for a count of Accelerate's, which counts each step once for each process. The optimizer's own count of steps tells
+/// how many processes there were, even if files of some processes are missing.
 int64_t steps_of(int64_t count, int processes, const fs::path& folder) {
   if (const auto own = checkpoint::steps_of_optimizer(folder); own > 0 && count % own == 0) return own;
   return count / processes;
 }
 
-/// Throws IoError for a file that exists, but from which nothing could be read. Otherwise its part of the run would begin anew unnoticed.
+/// Throws IoError for a file that exists, but from which nothing could be read. Otherwise the state in that file would begin anew without
+/// notice.
 void expect_read(const fs::path& folder, const std::string& file, const checkpoint::Notes& notes) {
   const auto beginning = fs::path(file).stem().string() + ".";
   const auto is_of_file = [&](const auto& note) { return note.first.starts_with(beginning); };
@@ -101,7 +102,8 @@ std::optional<T> note_in(const checkpoint::Notes& notes, const std::string& name
   return notes.contains(name) ? std::optional(notes.at(name).as<T>()) : std::nullopt;
 }
 
-/// Returns the position in this loader for a saved one, even if batches had another size then. Nothing if Tessera has saved no position.
+/// Returns the saved position as a position of this loader, even if batches had another size then. Nothing if Tessera has saved no
+/// position.
 std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t number, data::Loader& loader) {
   const auto name = numbered("dl_state_dict", number);
   const auto position = note_in<data::Position>(notes, name + ".position");
@@ -116,7 +118,7 @@ std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t
                      loader.data());
   }
   if (note_in<int64_t>(notes, name + ".batches") == position->batch) {
-    // The epoch was over, in whatever way its last batch was filled.
+    // The epoch was over, so it does not matter how its last batch was filled.
     if (const auto batches = loader.batches_of_epoch(position->epoch)) return data::Position{.epoch = position->epoch, .batch = *batches};
     return data::Position{.epoch = position->epoch + 1};
   }
@@ -175,7 +177,7 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
     const auto name = numbered("scheduler", i);
     const auto number = [&](const char* of) { return note_in<int64_t>(notes, name + of); };
     const int64_t total = number(kLastEpoch).value_or(-1);
-    // If a program of Accelerate has continued the run, its count is higher, but Tessera's older notes are still in the file.
+    // If a program of Accelerate has continued the run, Accelerate's count is higher, but Tessera's older notes are still in the file.
     const auto is_ours = [&](int64_t steps) {
       if (const auto count = number(kCount)) return total == *count;
       return total < 0 || total == steps * processes || total == steps;
@@ -302,9 +304,9 @@ void Trainer::save_state(const fs::path& given) {
   if (given.empty()) throw UsageError("Trainer::save_state was given an empty path");
   const auto folder = link_target(given);  // a link stays, and its target is replaced
   const bool is_stored = object_path(folder).has_value();
-  const auto made = is_stored ? folder : beside(folder, ".new");  // in a store nothing is replaced
+  const auto made = is_stored ? folder : beside(folder, ".new");  // in an object store, nothing is replaced
   std::vector<checkpoint::Notes> notes;
-  std::optional<NamedLock> lock;  // on the main process
+  std::optional<NamedLock> lock;  // held only by the main process
   all_or_none(world_, {.unit = "save_state"}, fmt::format("could not save {}; what was there is unchanged", folder.string()), [&] {
     for (size_t i = 0; i < models_.size(); i++) notes.push_back(notes_of(i));
     if (!is_main_process()) return;
@@ -347,7 +349,7 @@ void Trainer::load_state(const fs::path& folder) {
     Resumed resumed;
     const auto look = [&](const checkpoint::Notes& notes) {
       for (size_t k = 0; k < models_[i].optimizers.size(); k++) expect_read(place, numbered("scheduler", k) + ".bin", notes);
-      if (i == 0) {  // what all models share
+      if (i == 0) {  // the state that all models share
         for (size_t k = 0; k < loaders_.size(); k++) expect_read(place, numbered("dl_state_dict", k) + ".bin", notes);
         for (size_t k = 0; k < registered_.size(); k++) expect_read(place, fmt::format("custom_checkpoint_{}.pkl", k), notes);
         if (scaler_.options().enabled) expect_read(place, "scaler.pt", notes);

@@ -11,7 +11,7 @@
 
 namespace tessera::vision {
 
-/// Each throws IoError. The sizes are checked.
+/// Each throws IoError for what is damaged, and other errors for what the library can't do. The sizes are checked.
 ImageSize size_of_jpeg(std::string_view bytes, const std::string& name);
 ImageSize size_of_png(std::string_view bytes, const std::string& name);
 ImageSize size_of_webp(std::string_view bytes, const std::string& name);
@@ -26,9 +26,6 @@ int64_t orientation_of(std::string_view bytes);
 ImageSize checked_size(int64_t height, int64_t width, const std::string& name);
 /// The part that the options ask for. Throws UsageError if it is not within the picture.
 Box part_of(const DecodeOptions& options, ImageSize size, const std::string& name);
-/// A new picture, of which rows() is the memory.
-at::Tensor new_picture(int64_t height, int64_t width);
-uint8_t* rows(const at::Tensor& picture);
 /// The part that the options ask for of a picture that was decoded as a whole.
 at::Tensor cut(const at::Tensor& whole, const DecodeOptions& options, const std::string& name);
 

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/vision/codecs.h"
 #include "tessera/vision/image.h"
 
 namespace tessera::vision {
@@ -57,7 +58,7 @@ void apply(const TrainTransform& transform, std::string_view bytes, const std::s
   const auto side = transform.crop.size;
   const auto part = draw_box(transform.crop, size_of_image(bytes, name), draws);  // so that no more is decoded than is used
   auto image = decode_image(bytes, name, {.part = part, .may_shrink_to = transform.may_shrink ? side : 0});
-  image = resize(image, {.height = side, .width = side});
+  image = resize(image, {.height = side, .width = side}, transform.interpolation);
   if (transform.flip && draws.chance(0.5)) image = flip(image);
   image = jitter(image, transform.jitter, draws);
   if (transform.augment) image = rand_augment(image, *transform.augment, draws);
@@ -65,10 +66,11 @@ void apply(const TrainTransform& transform, std::string_view bytes, const std::s
 }
 
 void apply(const TestTransform& transform, std::string_view bytes, const std::string& name, const at::Tensor& place) {
-  const auto resized = resized_shorter_side(size_of_image(bytes, name), transform.shorter_side);
+  const auto asked = resized_shorter_side(size_of_image(bytes, name), transform.shorter_side);
+  const auto resized = checked_size(asked.height, asked.width, name);  // a picture can be one pixel high, and long
   const auto image = decode_image(bytes, name, {.may_shrink_to = transform.may_shrink ? transform.shorter_side : 0});
   const auto middle = center_box(resized, {.height = transform.size, .width = transform.size});
-  normalize_into(crop(resize(image, resized), middle), transform.normalize, place);
+  normalize_into(crop(resize(image, resized, transform.interpolation), middle), transform.normalize, place);
 }
 
 data::SeededFetch fetch_images(ImageSet images, const TrainTransform& transform, std::shared_ptr<Damaged> damaged) {

@@ -19,6 +19,7 @@ namespace tessera::vision {
 /// As one trains: a part at random, mirrored in half the cases, with other colours.
 struct TrainTransform {
   RandomResizedCrop crop = {};
+  Interpolation interpolation = Interpolation::Bilinear;
   bool flip = true;
   ColorJitter jitter = {};
   std::optional<RandAugment> augment = {};
@@ -30,6 +31,7 @@ struct TrainTransform {
 struct TestTransform {
   int64_t shorter_side = 256;
   int64_t size = 224;
+  Interpolation interpolation = Interpolation::Bilinear;
   Normalize normalize = {};
   bool may_shrink = false;
 };
@@ -42,7 +44,8 @@ void apply(const TestTransform& transform, std::string_view bytes, const std::st
 /// The target of a damaged picture, which cross_entropy ignores.
 constexpr int64_t kDamagedTarget = -100;
 /// With it a picture that can't be decoded counts for nothing: its numbers are 0 and its target is kDamagedTarget. The log names it. One
-/// that can't be read, because it is gone or the disk fails, is an error all the same.
+/// that can't be read, because it is gone or the disk fails, is an error all the same. `count` is of all that were decoded on this rank,
+/// also for batches that a Loader fetches ahead and never gives.
 struct Damaged {
   std::atomic<int64_t> count = 0;
 };

@@ -31,7 +31,7 @@ using vision::TrainTransform;
 
 constexpr int64_t kPictures = 130, kClasses = 4, kGlobalBatch = 60;
 const TrainTransform kTrain{.crop = {.size = 6}, .jitter = {.brightness = 0.4, .hue = 0.1}};
-const TestTransform kTest{.shorter_side = 8, .size = 6};
+const TestTransform kTest{.shorter_side = 8, .size = 6, .interpolation = vision::Interpolation::Bicubic};
 
 /// The same pictures in folders and in archives.
 class FetchImages : public ::testing::Test {
@@ -152,7 +152,7 @@ TEST_F(FetchImages, TransformsTheWholePictureStepByStep) {
       vision::apply(kTrain, bytes, "x", seed, places[1]);
       EXPECT_TRUE(at::equal(places[1], expected)) << seed;
     }
-    const auto resized = vision::resize(image, {.height = 10, .width = 8});
+    const auto resized = vision::resize(image, {.height = 10, .width = 8}, kTest.interpolation);
     vision::normalize_into(vision::crop(resized, {.top = 2, .left = 1, .height = 6, .width = 6}), kTest.normalize, expected);
     vision::apply(kTest, bytes, "x", places[0]);
     EXPECT_TRUE(at::equal(places[0], expected));
@@ -189,6 +189,10 @@ TEST_F(FetchImages, ThrowsOrCountsWhatIsDamaged) {
 
 TEST_F(FetchImages, RefusesWhatCanNotWork) {
   const auto images = in_folders();
+  const auto place = at::empty({3, 6, 6});
+  const auto long_line = png_of(picture(1, 1, 2'000'000));
+  EXPECT_THAT(message_of<IoError>([&] { vision::apply(TestTransform{.size = 6}, long_line, "x.png", place); }),
+              HasSubstr("x.png has 256 by 512000000 pixels"));
   EXPECT_THAT(message_of<UsageError>([&] { fetch_images(images, TestTransform{.size = 0}); }), HasSubstr("pictures of 0 by 0"));
   const std::vector<int64_t> beyond = {kPictures};
   EXPECT_THAT(message_of<UsageError>([&] { fetch_images(images, kTest)(beyond); }), HasSubstr("there is no picture 130: the set has 130"));

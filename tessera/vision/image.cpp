@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/input_file.h"
 #include "tessera/vision/codecs.h"
+#include "tessera/vision/transforms.h"
 
 namespace tessera::vision {
 namespace {
@@ -76,22 +77,9 @@ Box part_of(const DecodeOptions& options, ImageSize size, const std::string& nam
   return part;
 }
 
-at::Tensor new_picture(int64_t height, int64_t width) {
-  return at::empty({height, width, 3}, at::kByte).permute({2, 0, 1});
-}
-
-uint8_t* rows(const at::Tensor& picture) {
-  return picture.data_ptr<uint8_t>();
-}
-
 at::Tensor cut(const at::Tensor& whole, const DecodeOptions& options, const std::string& name) {
   const auto part = part_of(options, {.height = whole.size(1), .width = whole.size(2)}, name);
-  if (!options.part) return whole;
-  return whole.permute({1, 2, 0})
-      .narrow(0, part.top, part.height)
-      .narrow(1, part.left, part.width)
-      .clone(at::MemoryFormat::Contiguous)
-      .permute({2, 0, 1});
+  return options.part ? crop(whole, part).clone() : whole;  // whose memory is free then
 }
 
 ImageSize size_of_image(std::string_view bytes, const std::string& name) {

@@ -37,7 +37,8 @@ ImageSize size_of_image(std::string_view bytes, const std::string& name);
 
 /// The picture as `Image.open(...).convert("RGB")` of Pillow has it, whatever kind of JPEG, PNG or WebP it is: alpha is dropped. Throws
 /// IoError, with the name, for a file that is truncated or damaged, also where Pillow only looks at what it needs: a PNG whose end is
-/// missing, or whose checksums are wrong. An animated WebP is refused, too. Throws UsageError for a part that is not within the picture.
+/// missing, or whose checksums are wrong, and a JPEG that has other bytes in place of its end. An animated WebP is refused, too. Throws
+/// UsageError for a part that is not within the picture, and ConfigError for a WebP in a build without libwebp.
 at::Tensor decode_image(std::string_view bytes, const std::string& name, const DecodeOptions& options = {});
 at::Tensor read_image(const std::filesystem::path& file, const DecodeOptions& options = {});
 

@@ -30,10 +30,12 @@ std::string refusal_of(const std::filesystem::path& folder) {
 
 TEST(ImageFolder, HasTheOrderOfTorchvision) {
   const Folder folder;
-  make_files(folder, {"cat/2.jpg", "cat/10.JPG", "cat/x/1.png", "cat/x-y/1.png", "cat/x/z/1.webp", "cat/x/notes.txt", "cat/.jpg",
-                      "Dog/b.jpeg", "Dog/a.JpEg", "Dog/Z.png", "é/1.jpg", "z/1.jpg", "10/1.jpg", "9/1.jpg", "README.md", "loose.jpg"});
+  make_files(folder,
+             {"cat/2.jpg", "cat/10.JPG", "cat/x/1.png", "cat/x-y/1.png", "cat/x/z/1.webp", "cat/x/notes.txt", "cat/.jpg", "Dog/b.jpeg",
+              "Dog/a.JpEg", "Dog/Z.png", "é/1.jpg", "z/1.jpg", "10/1.jpg", "9/1.jpg", "9/in.jpg/1.png", "README.md", "loose.jpg"});
   std::filesystem::create_directory_symlink(folder / "cat", folder / "linked");
   std::filesystem::create_symlink(folder / "z/1.jpg", folder / "z/linked.png");
+  std::filesystem::create_symlink(folder / "nowhere", folder / "gone");
   const auto listed = run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/image_folder.py", folder.path()});
   if (listed.status == kNoPackage) GTEST_SKIP() << "build/python has no package torchvision";
   ASSERT_EQ(listed.status, 0) << listed.output;
@@ -85,6 +87,9 @@ TEST(ImageFolder, SaysWhatIsWrongWithAFolder) {
   EXPECT_THAT(refusal_of(folder.path()), HasSubstr("b/1.TIFF is a picture of a format that is not read"));
   std::filesystem::remove_all(folder / "b");
   EXPECT_EQ(vision::read_image_folder(folder.path()).size(), 2);
+  std::filesystem::create_symlink("self", folder / "self");
+  EXPECT_THAT(refusal_of(folder.path()), HasSubstr("self: Too many levels of symbolic links"));
+  std::filesystem::remove(folder / "self");
   std::filesystem::create_directory_symlink(folder.path(), folder / "a/again");
   EXPECT_THAT(refusal_of(folder.path()), HasSubstr("is too deep; does a link in it lead back?"));
 }

@@ -22,7 +22,7 @@ const ImageSet::Place& place_in(const ImageSet& images, int64_t number) {
 
 std::string ImageSet::name(int64_t number) const {
   const auto& place = place_in(*this, number);
-  return (roots[place.root] / place.name).string();
+  return roots[place.root].string() + '/' + printable(place.name);
 }
 
 std::string_view ImageSet::read(int64_t number, std::string& buffer) const {

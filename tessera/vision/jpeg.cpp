@@ -3,6 +3,7 @@
 #include <stdio.h>  // jpeglib.h needs it
 // clang-format off
 #include <jpeglib.h>
+#include <jerror.h>
 // clang-format on
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/no_copy.h"
 #include "tessera/vision/codecs.h"
+#include "tessera/vision/picture.h"
 
 namespace tessera::vision {
 namespace {
@@ -42,8 +44,8 @@ class JpegReader : NoCopy {
       if (reinterpret_cast<j_decompress_ptr>(state)->input_scan_number > kMostScans) calls_of(state).fail("it has too many scans");
     };
     try {
+      if (!calls_.run([this] { ::jpeg_create_decompress(&state_); })) throw ConfigError("libjpeg can't be used: {}", calls_.reason());
       run([this] {
-        ::jpeg_create_decompress(&state_);
         state_.progress = &progress_;
         ::jpeg_mem_src(&state_, reinterpret_cast<const unsigned char*>(bytes_.data()), bytes_.size());
         // libjpeg's own function would invent an end.
@@ -69,11 +71,11 @@ class JpegReader : NoCopy {
                      .left = part.left / shrink,
                      .height = (part.top + part.height + shrink - 1) / shrink - part.top / shrink,
                      .width = (part.left + part.width + shrink - 1) / shrink - part.left / shrink};
-    const auto picture = new_picture(box.height, box.width);
+    const auto picture = empty_picture({.height = box.height, .width = box.width});
     const bool has_four_inks = state_.num_components == 4;
     std::vector<uint8_t> buffer(static_cast<size_t>(size_.width) * (has_four_inks ? 4 : 3));
     auto* const row = buffer.data();
-    auto* to = rows(picture);
+    auto* to = picture.mutable_data_ptr<uint8_t>();
     run([&] {
       state_.scale_num = 1;
       state_.scale_denom = static_cast<unsigned>(shrink);
@@ -100,7 +102,9 @@ class JpegReader : NoCopy {
  private:
   template <class Calls>
   void run(const Calls& calls) {
-    if (!calls_.run(calls)) throw IoError("the JPEG {} is damaged: {}", name_, calls_.reason());
+    if (calls_.run(calls)) return;
+    if (errors_.msg_code == JERR_OUT_OF_MEMORY) throw Error("libjpeg can't read {}: there is too little memory", name_);
+    throw IoError("the JPEG {} is damaged: {}", name_, calls_.reason());
   }
 
   /// A part that ends before the truncation could be read: whether a file is damaged would depend on the part. Between the header and the

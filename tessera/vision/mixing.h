@@ -1,9 +1,13 @@
-// Mixes the samples of training batches in a Loader's workers.
+// mixup and cutmix: mixes the samples of training batches in a Loader's workers.
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 
 #include "tessera/data/loader.h"
+#include "tessera/vision/draws.h"
+#include "tessera/vision/image.h"
 
 namespace tessera::vision {
 
@@ -14,9 +18,24 @@ struct Mixing {
   int64_t classes = 0;
 };
 
-/// Mixes the samples of what each call of `fetch` returns, so targets become floats {n, classes}. Draws come from the seed of the first
-/// sample. A sample is mixed with one of its own rank, so other numbers of ranks mix other pairs. Without mixup and cutmix it returns
-/// `fetch`.
+/// Mixes the samples of what each call of `fetch` returns, so targets become floats {n, classes}, of which LoaderOptions::target_of_repeats
+/// can be 0. Draws come from the seed of the first sample. A sample is mixed with one of its own process, so other numbers of processes mix
+/// other pairs. Without mixup and cutmix it returns `fetch`.
 data::SeededFetch mix(data::SeededFetch fetch, const Mixing& options);
+
+/// A batch whose samples were mixed with their partners: each with the one before it, the first with the last.
+struct Mixed {
+  at::Tensor inputs;
+  at::Tensor targets;  // float {n, classes}
+};
+/// inputs: float {n, 3, height, width}; labels: int64 {n}. A negative label, such as that of a damaged picture, becomes a row of zeros.
+/// `lambda` is the part that a sample keeps.
+Mixed mixup(const at::Tensor& inputs, const at::Tensor& labels, int64_t classes, double lambda);
+/// The box comes from the partner, and targets are mixed as its area says.
+Mixed cutmix(const at::Tensor& inputs, const at::Tensor& labels, int64_t classes, Box box);
+/// From Beta(alpha, alpha).
+double draw_lambda(double alpha, Draws& draws);
+/// About 1 - lambda of the image's area, around a random point; what would be outside is cut off.
+Box draw_cut(ImageSize image, double lambda, Draws& draws);
 
 }  // namespace tessera::vision

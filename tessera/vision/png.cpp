@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/no_copy.h"
 #include "tessera/vision/codecs.h"
+#include "tessera/vision/picture.h"
 
 namespace tessera::vision {
 namespace {
@@ -29,8 +30,9 @@ class PngReader : NoCopy {
     if (png_ != nullptr) info_ = ::png_create_info_struct(png_);
     if (info_ == nullptr) {
       ::png_destroy_read_struct(&png_, nullptr, nullptr);
-      throw IoError("libpng can't read {}: it has no memory, or is older than its header", name_);
+      throw ConfigError("libpng can't be used: it is of another version than its header, or there is too little memory");
     }
+    ::png_set_crc_action(png_, PNG_CRC_ERROR_QUIT, PNG_CRC_ERROR_QUIT);  // which libpng would only warn of in chunks that it can do without
     ::png_set_read_fn(png_, &rest_, [](png_structp png, png_bytep to, size_t count) {
       auto& rest = *static_cast<std::string_view*>(::png_get_io_ptr(png));
       if (count > rest.size()) ::png_error(png, "it is truncated");
@@ -43,8 +45,8 @@ class PngReader : NoCopy {
   at::Tensor read() {
     run([this] { ::png_read_info(png_, info_); });
     const auto size = checked_size(::png_get_image_height(png_, info_), ::png_get_image_width(png_, info_), name_);
-    const auto picture = new_picture(size.height, size.width);
-    auto* const begin = rows(picture);
+    const auto picture = empty_picture(size);
+    auto* const begin = picture.mutable_data_ptr<uint8_t>();
     const auto bytes_of_row = static_cast<size_t>(size.width) * 3;
     run([&] {
       const auto color = ::png_get_color_type(png_, info_);

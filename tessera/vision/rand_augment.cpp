@@ -14,7 +14,6 @@
 namespace tessera::vision {
 namespace {
 
-constexpr int64_t kAugmentOperations = static_cast<int64_t>(AugmentOperation::Equalize) + 1;
 constexpr double kDegree = std::numbers::pi / 180;
 
 /// How the pixels of an image move, in its coordinates.
@@ -105,91 +104,69 @@ at::Tensor equalized(const at::Tensor& image) {
   return mapped(picture, [&](size_t channel, size_t value) { return tables[channel][value]; });
 }
 
-/// The magnitude of this bin, with a random sign where an operation has two directions.
-double draw_magnitude(AugmentOperation operation, const RandAugment& options, ImageSize size, Draws& draws) {
-  const auto of_bin = [&](double first, double last) {
-    return static_cast<double>(at::linspace(first, last, options.bins, at::kFloat)[options.magnitude].item<float>());
-  };
-  const auto with_sign = [&](double last) {
-    const double magnitude = of_bin(0, last);
-    return draws.uniform(0, 1) <= 0.5 ? -magnitude : magnitude;
-  };
-  constexpr double kTranslated = 150. / 331;
-  switch (operation) {
-    case AugmentOperation::ShearX:
-    case AugmentOperation::ShearY:
-      return with_sign(0.3);
-    case AugmentOperation::TranslateX:
-      return with_sign(kTranslated * static_cast<double>(size.width));
-    case AugmentOperation::TranslateY:
-      return with_sign(kTranslated * static_cast<double>(size.height));
-    case AugmentOperation::Rotate:
-      return with_sign(30);
-    case AugmentOperation::Brightness:
-    case AugmentOperation::Color:
-    case AugmentOperation::Contrast:
-    case AugmentOperation::Sharpness:
-      return with_sign(0.9);
-    case AugmentOperation::Posterize:
-      return std::nearbyint(8 - static_cast<float>(options.magnitude) / (static_cast<float>(options.bins - 1) / 4));
-    case AugmentOperation::Solarize:
-      return of_bin(1, 0);
-    case AugmentOperation::Identity:
-    case AugmentOperation::AutoContrast:
-    case AugmentOperation::Equalize:
-      break;
-  }
-  return 0;
+constexpr int kBins = 31;  // of magnitudes, as by torchvision's default
+constexpr double kTranslated = 150. / 331;
+
+/// What magnitudes an operation has: those of bins go evenly from `first` to `last`, which are parts of a side of the image in
+/// translations.
+struct OperationRow {
+  double first, last;
+  bool is_signed;
+  at::Tensor (*apply)(const at::Tensor& image, double magnitude);
+};
+
+/// In the order of AugmentOperation.
+constexpr std::array kOperationRows = {
+    OperationRow{0, 0, false, [](const at::Tensor& image, double /*none*/) { return image; }},
+    OperationRow{0, 0.3, true, [](const at::Tensor& image, double slope) { return moved(image, shear(image, slope, 0)); }},
+    OperationRow{0, 0.3, true, [](const at::Tensor& image, double slope) { return moved(image, shear(image, 0, slope)); }},
+    OperationRow{0, kTranslated, true, [](const at::Tensor& image, double pixels) { return moved(image, {.across = std::trunc(pixels)}); }},
+    OperationRow{0, kTranslated, true, [](const at::Tensor& image, double pixels) { return moved(image, {.down = std::trunc(pixels)}); }},
+    OperationRow{0, 30, true,
+                 [](const at::Tensor& image, double degrees) {
+                   const double turn = std::fmod(degrees, 360);
+                   return moved(image, {.angle = -(turn < 0 ? turn + 360 : turn) * kDegree});
+                 }},
+    OperationRow{0, 0.9, true, [](const at::Tensor& image, double more) { return adjust_brightness(image, 1 + more); }},
+    OperationRow{0, 0.9, true, [](const at::Tensor& image, double more) { return adjust_saturation(image, 1 + more); }},
+    OperationRow{0, 0.9, true, [](const at::Tensor& image, double more) { return adjust_contrast(image, 1 + more); }},
+    OperationRow{0, 0.9, true, [](const at::Tensor& image, double more) { return adjust_sharpness(image, 1 + more); }},
+    OperationRow{8, 4, false, posterized},
+    OperationRow{1, 0, false, solarized},
+    OperationRow{0, 0, false, [](const at::Tensor& image, double /*none*/) { return auto_contrasted(image); }},
+    OperationRow{0, 0, false, [](const at::Tensor& image, double /*none*/) { return equalized(image); }},
+};
+static_assert(kOperationRows.size() == static_cast<size_t>(AugmentOperation::Equalize) + 1);
+
+const OperationRow& row_of(AugmentOperation operation) {
+  return kOperationRows.at(static_cast<size_t>(operation));
+}
+
+double draw_magnitude(AugmentOperation operation, int bin, ImageSize size, Draws& draws) {
+  const auto& row = row_of(operation);
+  double last = row.last;
+  if (operation == AugmentOperation::TranslateX) last *= static_cast<double>(size.width);
+  if (operation == AugmentOperation::TranslateY) last *= static_cast<double>(size.height);
+  const auto magnitude = static_cast<double>(at::linspace(row.first, last, kBins, at::kFloat)[bin].item<float>());
+  if (operation == AugmentOperation::Posterize) return std::nearbyint(magnitude);
+  return row.is_signed && draws.uniform(0, 1) <= 0.5 ? -magnitude : magnitude;
 }
 
 }  // namespace
 
 at::Tensor augment(const at::Tensor& image, AugmentOperation operation, double magnitude) {
-  switch (operation) {
-    case AugmentOperation::Identity:
-      break;
-    case AugmentOperation::ShearX:
-      return moved(image, shear(image, magnitude, 0));
-    case AugmentOperation::ShearY:
-      return moved(image, shear(image, 0, magnitude));
-    case AugmentOperation::TranslateX:
-      return moved(image, {.across = std::trunc(magnitude)});
-    case AugmentOperation::TranslateY:
-      return moved(image, {.down = std::trunc(magnitude)});
-    case AugmentOperation::Rotate: {
-      const double turn = std::fmod(magnitude, 360);
-      return moved(image, {.angle = -(turn < 0 ? turn + 360 : turn) * kDegree});
-    }
-    case AugmentOperation::Brightness:
-      return adjust_brightness(image, 1 + magnitude);
-    case AugmentOperation::Color:
-      return adjust_saturation(image, 1 + magnitude);
-    case AugmentOperation::Contrast:
-      return adjust_contrast(image, 1 + magnitude);
-    case AugmentOperation::Sharpness:
-      return adjust_sharpness(image, 1 + magnitude);
-    case AugmentOperation::Posterize:
-      return posterized(image, magnitude);
-    case AugmentOperation::Solarize:
-      return solarized(image, magnitude);
-    case AugmentOperation::AutoContrast:
-      return auto_contrasted(image);
-    case AugmentOperation::Equalize:
-      return equalized(image);
-  }
-  return image;
+  return row_of(operation).apply(image, magnitude);
 }
 
 at::Tensor rand_augment(const at::Tensor& image, const RandAugment& options, Draws& draws) {
-  if (options.operations < 0 || options.bins < 2 || options.magnitude < 0 || options.magnitude >= options.bins) {
-    throw UsageError(
-        "RandAugment: there can't be {} operations with magnitude {} of {}; magnitudes are counted from 0, and there are 2 or more",
-        options.operations, options.magnitude, options.bins);
+  if (options.operations < 0 || options.magnitude < 0 || options.magnitude >= kBins) {
+    throw UsageError("RandAugment: there can't be {} operations with magnitude {}; magnitudes are from 0 to {}", options.operations,
+                     options.magnitude, kBins - 1);
   }
   auto result = image;
   for (int i = 0; i < options.operations; i++) {
-    const auto operation = static_cast<AugmentOperation>(draws.below(kAugmentOperations));
-    result = augment(result, operation, draw_magnitude(operation, options, size_of(image), draws));
+    const auto operation = static_cast<AugmentOperation>(draws.below(std::ssize(kOperationRows)));
+    result = augment(result, operation, draw_magnitude(operation, options.magnitude, size_of(image), draws));
   }
   return result;
 }

@@ -13,7 +13,8 @@ namespace tessera::vision {
 namespace {
 
 constexpr uint64_t kTarBlock = 512;
-constexpr uint64_t kTarWindow = 4096;         // is read at once: mostly the next headers are in it
+constexpr uint64_t kTarWindow = 4096;  // is read at once: mostly a short file and the headers around it are in it
+constexpr uint64_t kTarBeginning = 15;
 constexpr uint64_t kLongestRecord = 1 << 20;  // the most bytes of a long name, or of records of pax
 
 /// A header's fields.
@@ -67,7 +68,7 @@ class TarReader {
 
   std::vector<TarMember> read() {
     while (file_.size() - at_ >= kTarBlock) {
-      const auto header = block();
+      const auto header = bytes_at(at_, kTarBlock);
       if (header.find_first_not_of('\0') == std::string_view::npos) {
         has_ended_ = true;
         at_ += kTarBlock;
@@ -83,13 +84,14 @@ class TarReader {
  private:
   [[noreturn]] void fail(const std::string& why) const { throw IoError("{}, at byte {}: {}", file_.path(), at_, why); }
 
-  std::string_view block() {
-    if (at_ < window_begin_ || at_ + kTarBlock > window_begin_ + window_.size()) {
-      window_.resize(std::min(kTarWindow, file_.size() - at_));
-      window_begin_ = at_;
-      file_.read(window_.data(), window_.size(), at_);
+  /// Up to the next call.
+  std::string_view bytes_at(uint64_t begin, uint64_t count) {
+    if (begin < window_begin_ || begin + count > window_begin_ + window_.size()) {
+      window_.resize(std::min(kTarWindow, file_.size() - begin));
+      window_begin_ = begin;
+      file_.read(window_.data(), window_.size(), begin);
     }
-    return std::string_view(window_).substr(at_ - window_begin_, kTarBlock);
+    return std::string_view(window_).substr(begin - window_begin_, count);
   }
 
   void expect_header(std::string_view header) const {
@@ -133,7 +135,9 @@ class TarReader {
       fail(
           formatted("'{}' is a link, which is not followed; pack files in place of links, by tar --dereference --hard-dereference", shown));
     if (type == '0' || type == '\0' || type == '7') {
-      if (!name.ends_with('/')) members_.push_back({.name = name, .offset = begin, .size = size});
+      if (name.ends_with('/')) return;
+      const std::string beginning(bytes_at(begin, std::min(size, kTarBeginning)));
+      members_.push_back({.name = name, .offset = begin, .size = size, .beginning = beginning});
     } else if (type < '3' || type > '6') {
       fail(formatted("'{}' is a member of type '{}', which is not read; pack it anew as a plain file", shown,
                      printable(std::string_view(&type, 1))));

@@ -16,7 +16,6 @@
 namespace tessera::vision {
 namespace {
 
-constexpr uint64_t kLongestLabel = 20;  // of bytes in a file
 constexpr int64_t kMostClasses = 1 << 20;
 constexpr size_t kMostExpanded = 1 << 20;
 
@@ -38,14 +37,12 @@ struct Pair {
   const TarMember* label = nullptr;
 };
 
-int64_t read_label(const InputFile& file, const TarMember& member) {
-  std::string text(std::min(member.size, kLongestLabel), '\0');
-  file.read(text.data(), text.size(), member.offset);
-  const auto words = words_in(text);
+int64_t label_of(const InputFile& file, const TarMember& member) {
+  const auto words = words_in(member.beginning);
   const auto label = words.size() == 1 ? number_of<int64_t>(words.front()) : std::nullopt;
-  if (label && *label >= 0 && *label < kMostClasses && member.size <= kLongestLabel) return *label;
+  if (label && *label >= 0 && *label < kMostClasses && member.size == member.beginning.size()) return *label;
   throw IoError("{}, at byte {}: '{}' has no number of a class from 0 to {}, but '{}'", file.path(), member.offset, printable(member.name),
-                kMostClasses - 1, printable(text));
+                kMostClasses - 1, printable(member.beginning));
 }
 
 void add_pair(const InputFile& file, const Pair& pair, ImageSet& images) {
@@ -56,7 +53,7 @@ void add_pair(const InputFile& file, const Pair& pair, ImageSet& images) {
                   file.path(), either->offset, printable(either->name),
                   pair.picture == nullptr ? "picture (.jpg, .jpeg, .png, .webp)" : "label (.cls)");
   }
-  images.labels.push_back(read_label(file, *pair.label));
+  images.labels.push_back(label_of(file, *pair.label));
   images.places.push_back({.name = pair.picture->name, .offset = pair.picture->offset, .size = pair.picture->size});
 }
 
@@ -68,10 +65,11 @@ ImageSet read_shard(const std::filesystem::path& path) {
   std::string_view key;
   for (const auto& member : members) {
     const auto [of_member, ending] = split_at_dot(member.name);
+    if (of_member.empty()) continue;
     if (of_member != key) add_pair(file, std::exchange(pair, {}), images);
     key = of_member;
     const bool is_label = lower(ending) == "cls";
-    if (key.empty() || (!is_label && (ending.find('.') != std::string_view::npos || !is_picture_name(member.name)))) continue;
+    if (!is_label && (ending.find('.') != std::string_view::npos || !is_picture_name(member.name))) continue;
     auto& place = is_label ? pair.label : pair.picture;
     if (place != nullptr)
       throw IoError("{}, at byte {}: '{}' and '{}' are two of one key, of which one must go", path, member.offset, printable(place->name),

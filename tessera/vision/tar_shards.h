@@ -9,9 +9,9 @@
 
 namespace tessera::vision {
 
-/// Lists the pictures of all archives, whose headers and labels it reads. So a Sampler shuffles all of them, and each picture is read from
-/// its place. The classes are called by their numbers, up to the highest one that there is. Throws IoError for a damaged archive, one
-/// without pictures, and for a picture without a label or a label without a picture.
+/// Lists the pictures of all archives, whose headers and labels it reads: mostly one small read for each picture. So a Sampler shuffles all
+/// of them, and each picture is read from its place. The classes are called by their numbers, up to the highest one that there is. Throws
+/// IoError for a damaged archive, one without pictures, and for a picture without a label or a label without a picture.
 ImageSet read_tar_shards(const std::vector<std::filesystem::path>& files);
 
 /// The files of a pattern such as "train-{000..146}.tar" or "{a,b}/{0..9}.tar", as bash has them.

@@ -21,12 +21,16 @@ TEST(TarShards, FindsPairsInAllArchives) {
   write_file(folder / "0.tar", tar_of({{"./a.jpg", "A"},
                                        {"./a.cls", "3\n"},
                                        {"b.json", "{}"},
+                                       {"._b.cls", "no"},
                                        {"b.cls", "0"},
+                                       {"._b.PNG", "no"},
                                        {"b.seg.png", "no"},
                                        {"b.PNG", "B"},
                                        {"README", "no"},
                                        {"._c.jpg", "no"}}));
   write_file(folder / "1.tar", tar_of({{"x.y/a.cls", " 1 "}, {"x.y/a.webp", "C"}, {"x.y/b.txt", "no"}}));
+  write_file(folder / "2.tar", tar_of({{"/\x1b.jpg", "D"}, {"/\x1b.cls", "0"}}));
+  EXPECT_EQ(read_tar_shards({folder / "2.tar"}).name(0), (folder / "2.tar").string() + "//\\x1b.jpg");
   const auto images = read_tar_shards(expand_braces((folder / "{0..1}.tar").string()));
   EXPECT_THAT(images.classes, ElementsAre("0", "1", "2", "3"));
   EXPECT_THAT(images.labels, ElementsAre(3, 0, 1));

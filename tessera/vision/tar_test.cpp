@@ -69,6 +69,22 @@ TEST(Tar, ReadsNumbersAndNamesInAllTheirForms) {
   EXPECT_EQ(names_in(kEnd), "");
 }
 
+TEST(Tar, ReadsOnceForEachPair) {
+  std::string archive;
+  constexpr int kPairs = 20;
+  for (int i = 0; i < kPairs; i++) archive += tar_member("a.jpg", std::string(10'000, 'p')) + tar_member("a.cls", std::to_string(i));
+  archive += kEnd;
+  int reads = 0;
+  const InputFile file("x.tar", archive.size(), [&](void* to, uint64_t count, uint64_t offset) {
+    std::memcpy(to, archive.data() + offset, count);
+    reads++;
+  });
+  const auto members = vision::members_of_tar(file);
+  EXPECT_EQ(reads, kPairs + 1);
+  EXPECT_EQ(members.at(0).beginning, "ppppppppppppppp");
+  EXPECT_EQ(members.at(39).beginning, "19");
+}
+
 TEST(Tar, SaysWhereAnArchiveIsDamaged) {
   const auto good = tar_member("a", "1") + tar_member("b", std::string(600, '2')) + kEnd;
   EXPECT_THAT(refusal_of(good.substr(0, 2560)), HasSubstr("x.tar, at byte 2560: the archive is cut off"));

@@ -52,18 +52,8 @@ at::Tensor resize(const at::Tensor& image, ImageSize size, Interpolation interpo
   const auto batch = tensor.as_strided({1, 3, pixels.height, pixels.width}, {pixels.height * pixels.row, 1, pixels.row, 3});
   const std::array<int64_t, 2> sizes = {size.height, size.width};
   const at::IntArrayRef to = sizes;
-  at::Tensor resized;
-  switch (interpolation) {
-    case Interpolation::Nearest:
-      resized = at::upsample_nearest2d(batch, to);
-      break;
-    case Interpolation::Bilinear:
-      resized = at::_upsample_bilinear2d_aa(batch, to, /*align_corners=*/false);
-      break;
-    case Interpolation::Bicubic:
-      resized = at::_upsample_bicubic2d_aa(batch, to, /*align_corners=*/false);
-      break;
-  }
+  const auto resized = interpolation == Interpolation::Bilinear ? at::_upsample_bilinear2d_aa(batch, to, /*align_corners=*/false)
+                                                                : at::_upsample_bicubic2d_aa(batch, to, /*align_corners=*/false);
   return resized.select(0, 0);
 }
 

@@ -12,9 +12,9 @@
 
 namespace tessera::vision {
 
-enum class Interpolation { Nearest, Bilinear, Bicubic };
+enum class Interpolation { Bilinear, Bicubic };
 
-/// Bilinear and bicubic are antialiased.
+/// Antialiased.
 at::Tensor resize(const at::Tensor& image, ImageSize size, Interpolation interpolation = Interpolation::Bilinear);
 /// The size of an image whose shorter side becomes `side`: that of transforms.Resize(side).
 ImageSize resized_shorter_side(ImageSize image, int64_t side);
@@ -67,11 +67,10 @@ enum class AugmentOperation {
 /// from outside are 0.
 at::Tensor augment(const at::Tensor& image, AugmentOperation operation, double magnitude);
 
-/// So many random operations with the same magnitude, which is one of `bins` from the weakest to the strongest, counted from 0.
+/// So many random operations with the same magnitude, from 0 to 30.
 struct RandAugment {
   int operations = 2;
   int magnitude = 9;
-  int bins = 31;
 };
 at::Tensor rand_augment(const at::Tensor& image, const RandAugment& options, Draws& draws);
 
@@ -81,20 +80,5 @@ struct Normalize {
 };
 /// `place` is float {3, height, width}, with any strides.
 void normalize_into(const at::Tensor& image, const Normalize& options, const at::Tensor& place);
-
-/// A batch whose samples were mixed with their partners: each with the one before it, the first with the last.
-struct Mixed {
-  at::Tensor inputs;
-  at::Tensor targets;  // float {n, classes}
-};
-/// inputs: float {n, 3, height, width}; labels: int64 {n}. A negative label, such as that of a damaged picture, becomes a row of zeros.
-/// `lambda` is the part that a sample keeps.
-Mixed mixup(const at::Tensor& inputs, const at::Tensor& labels, int64_t classes, double lambda);
-/// The box comes from the partner, and targets are mixed as its area says.
-Mixed cutmix(const at::Tensor& inputs, const at::Tensor& labels, int64_t classes, Box box);
-/// From Beta(alpha, alpha).
-double draw_lambda(double alpha, Draws& draws);
-/// About 1 - lambda of the image's area, around a random point; what would be outside is cut off.
-Box draw_cut(ImageSize image, double lambda, Draws& draws);
 
 }  // namespace tessera::vision

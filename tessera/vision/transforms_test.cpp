@@ -18,6 +18,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/vision/mixing.h"
 #include "tests/testing/folder.h"
 #include "tests/testing/run_program.h"
 #include "tests/testing/transports.h"
@@ -72,7 +73,6 @@ Transform adjusted_by(at::Tensor (*adjust)(const at::Tensor&, double)) {
 /// By the names in transform_files.py.
 const std::map<std::string, Transform>& transforms() {
   static const std::map<std::string, Transform> all = {
-      {"nearest", resized_by(vision::Interpolation::Nearest)},
       {"bilinear", resized_by(vision::Interpolation::Bilinear)},
       {"bicubic", resized_by(vision::Interpolation::Bicubic)},
       {"shorter_side",
@@ -313,31 +313,6 @@ TEST(RandomResizedCrop, TakesTheMiddleWhereNothingFits) {
   EXPECT_EQ(values_of(of_wide), (std::array<int64_t, 4>{0, 1980, 30, 40}));
 }
 
-TEST(Mix, DrawsSharesFromTheBetaDistribution) {
-  for (const double alpha : {0.01, 0.2, 1., 3.}) {
-    Draws draws(1);
-    constexpr int kCount = 20000;
-    double sum = 0, squares = 0;
-    for (int i = 0; i < kCount; i++) {
-      const double share = vision::draw_lambda(alpha, draws);
-      ASSERT_GE(share, 0);
-      ASSERT_LE(share, 1);
-      sum += share;
-      squares += (share - 0.5) * (share - 0.5);
-    }
-    const double variance = 1 / (4 * (2 * alpha + 1));
-    EXPECT_NEAR(sum / kCount, 0.5, 0.02) << alpha;
-    EXPECT_NEAR(squares / kCount, variance, 0.05 * variance) << alpha;
-  }
-}
-
-TEST(Mix, TakesDamagedSamplesAsZeros) {
-  const auto mixed = vision::mixup(at::ones({3, 3, 2, 2}), at::tensor({1, -100, 0}, at::kLong), 2, 0.75);
-  EXPECT_TRUE(at::allclose(mixed.targets, torch::tensor({0.25, 0.75, 0., 0.25, 0.75, 0.}).view({3, 2})));
-  const auto alone = vision::cutmix(at::ones({1, 3, 2, 2}), at::ones({1}, at::kLong), 2, {.height = 1, .width = 2});
-  EXPECT_TRUE(at::equal(alone.targets, torch::tensor({0., 1.}).view({1, 2})));
-}
-
 TEST(TransformErrors, NameWhatIsWrong) {
   const auto image = noise(8, 9);
   Draws draws(1);
@@ -351,18 +326,12 @@ TEST(TransformErrors, NameWhatIsWrong) {
   expect([&] { vision::adjust_hue(image, 0.6); }, "can't be turned by 0.6");
   expect([&] { vision::jitter(image, {.hue = 0.7}, draws); }, "hue 0.7");
   expect([&] { vision::augment(image, vision::AugmentOperation::Posterize, 9); }, "9 bits");
-  expect([&] { vision::rand_augment(image, {.magnitude = 31}, draws); }, "magnitude 31 of 31");
+  expect([&] { vision::rand_augment(image, {.magnitude = 31}, draws); }, "magnitude 31; magnitudes are from 0 to 30");
   expect([&] { vision::draw_box({.smallest = 0.5, .largest = 0.4}, {.height = 8, .width = 9}, draws); },
          "from 0.5 to 0.4 of an image's area");
   expect([&] { vision::draw_box({.narrowest = 2, .widest = 1}, {.height = 8, .width = 9}, draws); }, "from 2 to 1 times as wide as high");
   expect([&] { vision::normalize_into(image, {}, at::empty({3, 8, 8})); }, "[3, 8, 9] can't become numbers in Float [3, 8, 8]");
   expect([&] { vision::normalize_into(image, {.deviation = {1, 0, 1}}, at::empty({3, 8, 9})); }, "the deviation of channel 1 is 0");
-  const auto inputs = at::ones({2, 3, 4, 5}), labels = at::tensor({0, 7}, at::kLong);
-  expect([&] { vision::mixup(inputs, labels, 7, 0.5); }, "the label 7 can't be mixed as one of 7 classes");
-  expect([&] { vision::mixup(inputs, labels, 8, 1.5); }, "can't keep 1.5 of itself");
-  expect([&] { vision::mixup(inputs, labels.to(at::kFloat), 8, 0.5); }, "with labels Float [2] can't be mixed");
-  expect([&] { vision::cutmix(inputs, labels, 8, {.top = 2, .height = 3, .width = 3}); }, "no part of 3 by 3 at 2, 0");
-  expect([&] { vision::draw_lambda(0, draws); }, "Beta(0, 0)");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "tessera/vision/codecs.h"
 #ifdef TESSERA_WEBP
 #include <webp/decode.h>
+#include "tessera/vision/picture.h"
 #endif
 
 namespace tessera::vision {
@@ -30,9 +31,9 @@ ImageSize size_of_webp(std::string_view bytes, const std::string& name) {
 
 at::Tensor decode_webp(std::string_view bytes, const std::string& name, const DecodeOptions& options) {
   const auto size = size_of_webp(bytes, name);
-  const auto picture = new_picture(size.height, size.width);
+  const auto picture = empty_picture(size);
   const auto stride = 3 * size.width;
-  if (::WebPDecodeRGBInto(webp_data(bytes), bytes.size(), rows(picture), static_cast<size_t>(stride * size.height),
+  if (::WebPDecodeRGBInto(webp_data(bytes), bytes.size(), picture.mutable_data_ptr<uint8_t>(), static_cast<size_t>(stride * size.height),
                           static_cast<int>(stride)) == nullptr) {
     throw IoError("the WebP {} is damaged, or truncated", name);
   }
@@ -40,7 +41,7 @@ at::Tensor decode_webp(std::string_view bytes, const std::string& name, const De
 }
 #else
 ImageSize size_of_webp(std::string_view, const std::string& name) {
-  throw IoError(
+  throw ConfigError(
       "{} is a WebP, and Tessera was built without libwebp; install its headers (libwebp-dev) and build it again, or write the file as a "
       "PNG",
       name);

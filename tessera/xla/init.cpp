@@ -30,7 +30,7 @@ void run_replicas(int replicas, const Engine::Program& program, std::chrono::mil
   program(init({.devices = replicas}).with_limit(limit));
 }
 
-// The table of engines is in a lower layer that may not include this one, so xla adds its row from here.
+// The table of engines is in a lower layer that may not include this folder, so this file adds the row of the engine xla.
 const AddedEngine kXlaEngine({.name = "xla", .ranks = "devices of this process, in one program", .device = c10::DeviceType::XLA, .why_not = why_no_xla, .alone = world_of_devices, .run = run_replicas});
 
 }  // namespace

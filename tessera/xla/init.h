@@ -8,8 +8,9 @@
 
 namespace tessera::xla {
 
-/// Makes the device, and returns a communicator whose ranks are the replicas and whose traits().device is the device; its operations are
-/// traced into the program. Call it once in a process, before the first backward pass: libtorch counts devices only in that pass.
+/// Makes the device, and returns a communicator whose ranks are the replicas and whose traits().device is the device. Its collectives
+/// become operations of the traced program. Call it once in a process, before the first backward pass: only in that pass does libtorch
+/// start a thread for each device.
 Communicator init(const XlaOptions& options = {});
 
 }  // namespace tessera::xla

@@ -11,13 +11,13 @@
 
 namespace tessera::xla {
 
-/// One of the compiled programs.
+/// Counters of one compiled program.
 struct ProgramMetrics {
   size_t operations = 0;
-  double seconds = 0;  // to compile it, or to load it
+  double seconds = 0;  // the time that compiling it, or loading it from disk, took
   bool from_disk = false;
   int64_t executions = 0;
-  bool has_backward = false;  // whether a backward pass is in it
+  bool has_backward = false;  // whether it contains operations of a backward pass
   /// In bytes for each replica.
   pjrt::MemoryFigures memory;
   /// The collectives of the optimized program by kind, such as "all-gather"; empty for one replica.
@@ -29,22 +29,22 @@ struct Metrics {
   /// Operators of libtorch that were traced.
   int64_t operators = 0;
   int64_t executions = 0, compiles = 0, loaded_from_disk = 0, cache_hits = 0;
-  /// Compiled programs that were dropped: a constant of the program changed, so that its successor takes it as an argument, or there were
-  /// too many programs, and this one had not run for the longest time.
+  /// How many compiled programs were dropped. A program is dropped if a number that is a constant in it changes (the next program takes
+  /// that number as an argument), or if there are too many programs and this one has not run for the longest time.
   int64_t dropped = 0;
   double seconds_compiling = 0;
-  /// Seconds in the plugin's call that starts a program. A CPU plugin may run the whole program in this call.
+  /// Seconds spent in the plugin's call that starts a program. A CPU plugin may run the whole program in this call.
   double seconds_starting = 0;
   int64_t bytes_uploaded = 0, bytes_downloaded = 0;
   /// The most bytes that were in use on one device, as the plugin measured them; nothing if it does not measure.
   std::optional<int64_t> peak_memory = {};
-  /// How often the host's read of a value split a step into two programs, by reader, such as "item()".
+  /// How often a read by the host split a step into two programs. Keys are the functions that read, such as "item()".
   std::map<std::string, int64_t> host_reads;
   /// How often each operator, such as "aten::histc", ran on the CPU because no lowering took the call.
   std::map<std::string, int64_t> fallbacks;
 };
 
-/// Returns the counters up to the call. Throws UsageError before init().
+/// Returns the present values of the counters. Throws UsageError before init().
 Metrics metrics();
 
 /// Returns the counters as text: totals, then a line for each operator that ran on the CPU, each read that split a step, and each program.

@@ -14,8 +14,8 @@ enum class Programs {
 };
 
 struct XlaOptions {
-  /// The number of replicas, which are the ranks of the communicator: every tensor has a value for each, on a device of its own. 0 means
-  /// TESSERA_XLA_DEVICES or, if that is unset, all devices of the plugin; a CPU plugin then makes 1.
+  /// The number of replicas, which are the ranks of the communicator. Every tensor has one value for each replica, and each replica has its
+  /// own device. 0 means TESSERA_XLA_DEVICES or, if that is unset, all devices of the plugin; a CPU plugin then makes 1.
   int devices = 0;
   /// A plugin's name or path; TESSERA_PJRT_PLUGIN or "cpu" if empty.
   std::string plugin = {};

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "fuzz.h"
+#include "tessera/vision/fetch_images.h"
 #include "tessera/vision/image.h"
 
 namespace tessera::fuzz {
@@ -9,10 +10,13 @@ namespace {
 
 void read_picture(std::span<const uint8_t> data) {
   const std::string_view bytes(reinterpret_cast<const char*>(data.data()), data.size());
+  const auto place = at::empty({3, 8, 8});
   expect_own_errors([&] {
     const auto [height, width] = vision::size_of_image(bytes, "picture");
     constexpr int64_t kMost = 1 << 16;  // larger ones are pictures, too, and take their time
     if (height * width > kMost) return;
+    expect_own_errors([&] { vision::apply(vision::TrainTransform{.crop = {.size = 8}, .may_shrink = true}, bytes, "picture", 1, place); });
+    expect_own_errors([&] { vision::apply(vision::TestTransform{.shorter_side = 9, .size = 8}, bytes, "picture", place); });
     const vision::Box part{.top = height / 3, .left = width / 3, .height = 1 + height / 3, .width = 1 + width / 3};
     for (const int64_t least : {0, 2}) {
       expect_own_errors([&] { vision::decode_image(bytes, "picture", {.may_shrink_to = least, .exif_orientation = true}); });

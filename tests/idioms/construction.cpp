@@ -507,7 +507,7 @@ Chapter chapter() {
        const Steps steps(std::make_unique<torch::optim::SGD>(std::vector<at::Tensor>{model->head->weight, model->head->bias}, 0.1));
        for (auto& parameter : model->parameters()) parameter.set_requires_grad(true);
        run.train(*model, [&](int step) { return model->head(run.batch({4, 5}, step)).pow(2).mean(); }, steps);
-     }, .refused = "made before fully_shard"},
+     }, .refused = "Make optimizers after fully_shard"},
   }};
 }
 

@@ -392,7 +392,7 @@ Chapter chapter() {
          run.backward(loss_of(run, net, step));
          optimizer.step();
        }
-     }, .refused = "made before fully_shard"},
+     }, .refused = "Make optimizers after fully_shard"},
     {.what = "`layer->weight.grad()` of a member, read", .act = [](Run& run) {
        Mlp net;
        run.shard_nested(net);

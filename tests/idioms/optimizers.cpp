@@ -332,7 +332,7 @@ Chapter chapter() {
         run.shard_nested(model);
         run.backward(loss_of(run, *model, 0));
         optimizer.step();
-       }, .refused = "made before fully_shard"},
+       }, .refused = "Make optimizers after fully_shard"},
       {.what = "`add_param_group` of torch: the head joins later", .act = [](Run& run) {
         const auto model = nested(run);
         const Steps optimizer(std::make_unique<torch::optim::AdamW>(run.parameters(*model->first), torch::optim::AdamWOptions(0.05)));

@@ -120,7 +120,7 @@ for n, values in enumerate(pictures()):
         found[f"{n}/{operation}/{','.join(repr(float(number)) for number in numbers)}"] = result
 
     for size in [(17, 31), (height, 20), (40, width), (2 * height, 3 * width), (height // 2 + 1, 1)]:
-        for mode in ("nearest", "bilinear", "bicubic"):
+        for mode in ("bilinear", "bicubic"):
             keep(mode, size, F.resize(image, list(size), interpolation=mode))
     for side in (7, 50):
         keep("shorter_side", [side], F.resize(image, [side]))

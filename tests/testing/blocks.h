@@ -15,7 +15,8 @@
 
 namespace tessera::testing {
 
-/// The memory that a unit takes at the moment beyond its shards, and the memory that it takes while it is unsharded.
+/// held_bytes() returns the memory that a unit has now beyond its shards, and unsharded_bytes() the memory that it has while it is
+/// unsharded.
 inline uint64_t held_bytes(Unit& unit) {
   const auto held = unit.schedule()->lock();
   return unit.state(held).held_bytes();
@@ -81,7 +82,7 @@ inline RootedBlocks whole_after(int ranks, const std::vector<int>& batches) {
   return model;
 }
 
-/// Expects the gradients of `sharded` to be those of `unsharded` times `factor`, or zero where that has none. Collective.
+/// Expects the gradients of `sharded` to be those of `unsharded` times `factor`, or zero where `unsharded` has none. Collective.
 inline void expect_same_gradients(const torch::nn::Module& sharded, const torch::nn::Module& unsharded, double factor = 1,
                                   double tolerance = 1e-5) {
   const auto shards = parameters(sharded);

@@ -1,4 +1,4 @@
-// Careless: an engine that forgets a duty, so that tests can check that they would notice.
+// Careless: an engine that forgets a duty. With it, tests show that they notice such an engine.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@ enum class Forgets { Nothing, Inputs, Results, Memory };
 
 class Careless final : public Transport {
  public:
-  /// Calls `before` ahead of each all_reduce, after all ranks have agreed about it.
+  /// Calls `before` before each all_reduce, once all ranks have agreed on the operation.
   Careless(
       std::unique_ptr<Transport> careful, Forgets forgets, std::function<void()> before = [] {})
       : Transport(careful->traits()), careful_(std::move(careful)), forgets_(forgets), before_(std::move(before)) {}

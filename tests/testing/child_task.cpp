@@ -9,7 +9,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Tasks register before main(), in the order of their files.
+/// A static variable of a function, so that it exists when tasks of any file register before main().
 std::map<std::string, ChildTask::Task>& tasks() {
   static std::map<std::string, ChildTask::Task> all;
   return all;

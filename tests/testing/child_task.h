@@ -24,7 +24,7 @@ class ChildTask {
   std::string name_;
 };
 
-/// Runs the task if this process is such a child, and returns its exit status.
+/// Runs the task if this process was started as a child with a task, and returns the exit status.
 std::optional<int> run_child_task();
 
 }  // namespace tessera::testing

@@ -69,7 +69,7 @@ void use_default_device() {
   at::globalContext().setDeterministicFillUninitializedMemory(false);  // libtorch can't fill tensors of some dtypes
   at::globalContext().setAllowTF32CuDNN(false);
   at::globalContext().setAllowTF32CuBLAS(false);
-  // All other factories call these. libtorch warns that kernels of its own are replaced, which is meant.
+  // All other factories call these two operators. libtorch warns that its own kernels are replaced, which is intended.
   static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
   aten.impl("empty.memory_format", TORCH_FN(empty_by_default));
   aten.impl("empty_strided", TORCH_FN(strided_by_default));

@@ -12,7 +12,7 @@ namespace {
 struct Queued final : c10d::Work {
   explicit Queued(Event end) : end(std::move(end)) {}
   bool wait(std::chrono::milliseconds /*timeout*/) override {
-    end.block();  // the device waits, and not the host
+    end.block();  // makes the device wait, and not the host
     return true;
   }
   const Event end;

@@ -25,7 +25,7 @@ namespace {
 using c10::IValue;
 using torch::jit::Stack;
 
-/// Recursive, because queued work may use the device. The thread of a queue of operations uses it, too.
+/// Recursive, because queued work may use the device. The thread of a queue of operations locks it, too.
 std::recursive_mutex& device_mutex() {
   static auto* const mutex = new std::recursive_mutex;
   return *mutex;
@@ -175,8 +175,8 @@ class DelayedMemory final : public c10::Allocator {
   using Pool = std::pair<c10::StreamId, size_t>;  // the stream for which memory was allocated, and its size
   std::map<Pool, std::vector<void*>> free_;
   std::map<void*, Pool> pools_;
-  std::map<void*, std::vector<Mark>> uses_;  // by streams other than the one that it was allocated for
-  std::vector<void*> kept_;                  // freed, but perhaps still used
+  std::map<void*, std::vector<Mark>> uses_;  // uses of memory by streams other than the one that it was allocated for
+  std::vector<void*> kept_;                  // memory that was freed, but that streams may still use
   size_t in_use_ = 0;
 };
 
@@ -227,7 +227,7 @@ class PinnedMemory final : public c10::Allocator {
   }
 
   std::map<void*, Block> blocks_;
-  std::vector<Block> freed_;  // but perhaps still used
+  std::vector<Block> freed_;  // blocks that were freed, but that streams may still use
 };
 
 struct DelayedHooks final : OneDeviceHooks {

@@ -26,29 +26,30 @@ void enqueue(std::function<void()> work);
 /// Runs the work that is queued on a stream, up to the first wait for an event of another stream that has not passed.
 void run(const c10::Stream& stream);
 
-/// Runs all that is queued: the work on the current stream as early as it may, or as late, so that a missing wait for another stream reads
-/// memory that is not written yet.
+/// Runs all queued work. Runs the work of the current stream as early as possible (First) or as late as possible (Last): in one of these
+/// orders, work that lacks a wait for another stream reads memory that is not written yet.
 enum class Current { First, Last };
 void run_all(Current current = Current::First);
 
-/// Whether queued work runs at once, as if the device did not lag.
+/// Sets whether the device lags. If not, queued work runs at once.
 void set_lags(bool lags);
 
-/// How often the host has waited for the device, not only asked whether work has ended: in all threads, or in the calling one.
+/// How often the host has waited for the device, not only asked whether work has ended: host_waits() counts all threads, own_waits() only
+/// the calling one.
 size_t host_waits();
 size_t own_waits();
 
 /// How many events the device was asked to record.
 size_t events_recorded();
 
-/// Whether freed memory is kept for streams that were said to use it (recordDataPtrOnStream), as it should.
+/// Sets whether freed memory is kept for streams that recordDataPtrOnStream has named as users, as an allocator should do.
 void set_keeps_memory(bool keeps);
 
 /// Whether the host memory is pinned, so that copies from and to it may be queued.
 bool is_pinned(const void* address);
 /// Keeps this pinned memory from being freed until the current stream has run the work that is queued on it now.
 void note_use_of_pinned(const void* address);
-/// How much memory may be allocated at once; an allocation that does not fit throws the error of CUDA's allocator.
+/// Sets how much memory may be allocated at the same time; an allocation that does not fit throws the error of CUDA's allocator.
 void set_room(size_t bytes);
 
 /// The device memory that is allocated. Freed memory is reused by the next allocation of the same size.

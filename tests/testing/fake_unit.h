@@ -1,4 +1,4 @@
-// Units on memory that only notes the requests that it gets, so that tests can check schedules and versions alone.
+// Units whose memory only notes the requests that it gets, so that tests can check schedules and versions alone.
 #pragma once
 
 #include <fmt/format.h>

@@ -32,7 +32,7 @@ class Folder : NoCopy {
   std::filesystem::path path_;
 };
 
-/// A folder on a disk: the one of this program. The folder for temporary files may be in memory.
+/// Returns the folder of this program, which is on a disk. The folder for temporary files may be in memory.
 inline std::filesystem::path folder_on_disk() {
   return std::filesystem::path(this_program()).parent_path();
 }

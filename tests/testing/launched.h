@@ -60,7 +60,7 @@ class Launched {
  public:
   explicit Launched(const Command& command, const Environment& environment = {})
       : process_(command, environment, {}, [this] {
-          ::setpgid(0, 0);  // as a shell does it, so that Ctrl-Z can stop it
+          ::setpgid(0, 0);  // makes a process group, as a shell does, so that Ctrl-Z can stop the launcher
           ::dup2(out_.write.get(), STDOUT_FILENO);
           ::dup2(err_.write.get(), STDERR_FILENO);
         }) {
@@ -99,7 +99,7 @@ class Launched {
   }
 
  private:
-  /// False at the end.
+  /// Returns false at the end of the output.
   static bool read_line(const Pipe& pipe, std::string& line) {
     line.clear();
     char letter = 0;
@@ -154,7 +154,7 @@ struct OnTerminal {
   explicit OnTerminal(const Command& command, const Environment& environment = {})
       : keyboard(opened()), process(command, environment, {}, [name = std::string(::ptsname(keyboard.get()))] {
           ::setsid();
-          const int terminal = ::open(name.c_str(), O_RDWR);  // which makes it the terminal of this session
+          const int terminal = ::open(name.c_str(), O_RDWR);  // opening it makes it the terminal of this session
           for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(terminal, stream);
         }) {}
 

@@ -1,4 +1,4 @@
-// The main function of all test programs. `test_shard` runs every test of tessera/shard, `test_shard unit/layout` those of
+// The main function of all test programs. `test_shard` runs every test of tessera/shard, `test_shard unit/layout` the tests of
 // tessera/shard/unit/layout_test.cpp.
 #include <gtest/gtest.h>
 

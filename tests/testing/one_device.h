@@ -52,8 +52,8 @@ at::Tensor empty_in(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, 
   return at::detail::empty_generic(sizes, &Memory::instance(), kKeys, c10::dtype_or_default(dtype), format);
 }
 
-/// Registers the device's allocator, guard and hooks, operators that need no values, and for all others a fallback. Libtorch never frees
-/// them. Returns the library in which the device registers operators of its own.
+/// Registers the device's allocator, guard and hooks, operators that need no values, and a fallback for all other operators. Libtorch never
+/// frees them. Returns the library in which the device registers operators of its own.
 template <class Memory, auto kFallback>
 torch::Library& register_device(const char* name, OneDeviceGuard* guard, OneDeviceHooks* hooks) {
   constexpr auto kKey = c10::DispatchKey::PrivateUse1;
@@ -72,7 +72,7 @@ torch::Library& register_device(const char* name, OneDeviceGuard* guard, OneDevi
   return aten;
 }
 
-/// An operand or a result for another device.
+/// Returns an operand or a result for another device: `map` converts each tensor in it.
 template <class Map>
 c10::IValue mapped(const c10::IValue& value, c10::DeviceType device, const Map& map) {
   if (value.isDevice()) return c10::Device(device);

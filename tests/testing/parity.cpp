@@ -66,7 +66,7 @@ void backward_sharded(torch::nn::Module& module, const at::Tensor& loss, const P
   if (passes.meets == Meets::AfterTheLastPass || (passes.meets == Meets::InTheLastPass && !last)) guard.emplace(no_sync(module));
   if (passes.meets == Meets::ShardGroupInEachPass) set_requires_all_reduce(module, last ? Required::Yes : Required::No);
   loss.backward();
-  if (passes.meets != Meets::InEachPass && last) sync_gradients(module);  // of parameters that the last pass did not use
+  if (passes.meets != Meets::InEachPass && last) sync_gradients(module);  // for parameters that the last pass did not use
 }
 
 }  // namespace

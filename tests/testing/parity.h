@@ -29,10 +29,10 @@ void as_one_unit(const std::shared_ptr<TrainedModel>& model, const Communicator&
 /// Makes each child a unit, and the model's own parameters another.
 void nested(const std::shared_ptr<TrainedModel>& model, const Communicator& world);
 
-/// When the gradients of the passes of a step are averaged with those of other ranks.
+/// When the gradients of a step's passes are averaged over the ranks.
 enum class Meets {
   InEachPass,            // gradients add up in the shards
-  ShardGroupInEachPass,  // those of other replicas only in the last pass: set_requires_all_reduce
+  ShardGroupInEachPass,  // gradients of other replicas are averaged only in the last pass: set_requires_all_reduce
   InTheLastPass,         // no_sync
   AfterTheLastPass,      // no_sync and sync_gradients
 };
@@ -41,13 +41,14 @@ enum class Meets {
 struct Passes {
   int count = 1;
   Meets meets = Meets::InEachPass;
-  int replicas = 1;  // of the model, along one axis of a mesh; the mean is first taken over the other axis, which shards
+  int replicas =
+      1;  // copies of the model, along one axis of a mesh; the mean is first taken over the other axis, over which the model is sharded
   UnusedParameters unused = UnusedParameters::Refuse;
 };
 
 struct Trained {
   std::vector<double> losses;
-  std::vector<at::Tensor> parameters;  // full
+  std::vector<at::Tensor> parameters;  // whole, not sharded
 };
 
 /// Trains on this rank. Without `shard` the parameters are replicated, and their gradients are averaged over the ranks in rank order.

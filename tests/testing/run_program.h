@@ -18,7 +18,7 @@ struct Ended {
   std::string output;  // what it wrote to standard output
 };
 
-/// An empty program name stands for a Python interpreter that the build has not found.
+/// An empty program name means that the build has found no Python interpreter.
 inline Ended run_program(const std::vector<std::string>& command, const std::map<std::string, std::string>& environment = {}) {
   if (command.front().empty()) return {.status = kNoPackage, .output = "there is no such Python here"};
   Process process(command, environment, Process::Output::Capture);

@@ -159,7 +159,7 @@ bool writes(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-/// Resizes an output of the operator if the CPU operator has resized the CPU tensors that stood for it, and copies their values.
+/// Resizes an output of the operator if the CPU operator has resized the CPU tensors that operand() made for it, and copies their values.
 void follow(const at::Tensor& target, const std::vector<Stack>& own, size_t argument) {
   if (!is_silent(target) || target.sizes() == own[0][argument].toTensor().sizes()) return;
   target.resize_(own[0][argument].toTensor().sizes());

@@ -42,7 +42,7 @@ inline models::LlamaConfig small_config(const std::string& type) {
   return config;
 }
 
-/// A folder of the Hub with drawn weights.
+/// Writes a folder of the Hub with random weights.
 inline models::LlamaForCausalLM write_model(const std::filesystem::path& folder, const models::LlamaConfig& config) {
   torch::manual_seed(2);
   models::LlamaForCausalLM model(config);

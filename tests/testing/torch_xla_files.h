@@ -39,7 +39,7 @@ inline void write_torch_xla(const std::filesystem::path& prefix, int ranks, std:
     flatten_info["_fsdp_wrapped_module.flat_param_0"] = {names, shapes, numels};
     parameters = {{"flat_param_0", at::cat(values)}};
   }
-  constexpr int64_t kMultiple = 128;  // the number of values of a rank is a multiple of it
+  constexpr int64_t kMultiple = 128;  // the number of values of a rank is a multiple of this
   for (int rank = 0; rank < ranks; rank++) {
     pickle::Dict model, state;
     nlohmann::json shards, numbers = nlohmann::json::array();

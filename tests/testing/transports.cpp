@@ -15,7 +15,7 @@ constexpr int kRanks[] = {1, 2, 3, 4, 7};
 void run_over_store(const World& world, const std::function<void(Communicator)>& program,
                     std::chrono::milliseconds limit) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  // run_ranks() of the threads transport starts the threads, and makes the failure of one known to the others.
+  // run_ranks() of the threads transport starts the threads, and makes the failure of one rank known to the others.
   run_ranks(world.ranks,
             [&](const Communicator& outer) {
               const auto inner =

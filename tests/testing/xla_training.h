@@ -80,7 +80,7 @@ inline Subject resnet50() {
           .targets = [](int seed) { return words(seed, {8}, 10); }};
 }
 
-/// Moves a batch to the device of the model: numbers also to its dtype, words as they are.
+/// Moves a batch to the device of the model: floating-point values also to its dtype, integers as they are.
 inline at::Tensor to_model(const at::Tensor& input, at::TensorOptions where) {
   return input.is_floating_point() ? input.to(where) : input.to(where.device());
 }

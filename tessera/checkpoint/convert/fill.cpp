@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Calls `use` with each run of values of a box that is contiguous in the tensor, and with the place in the tensor at which it begins.
+/// Calls `use` with each run of values of a box that is contiguous in the tensor, and with the index in the tensor at which the run begins.
 void for_each_run(const TensorSlice& box, const at::Tensor& values, c10::function_ref<void(int64_t begin, const at::Tensor& run)> use) {
   const auto strides = c10::contiguous_strides(box.shape);
   size_t inner = box.shape.size();  // from this dimension on, the box spans the whole tensor
@@ -36,7 +36,7 @@ void for_each_run(const TensorSlice& box, const at::Tensor& values, c10::functio
   }
 }
 
-/// Each entry ends with a zero byte, the only byte that paths can't have.
+/// Ends each entry with a zero byte, the only byte that paths can't have.
 std::string to_text(const std::vector<ReservedBytes>& reserved) {
   std::string text;
   for (const auto& bytes : reserved) text += fmt::format("{} {}", bytes.offset, bytes.file.string()) + '\0';
@@ -61,7 +61,7 @@ struct Part {
   int64_t begin = 0, numel = 0;
   StoredDigest digest;
 };
-/// The parts as processes exchange them: from the number of a tensor to the begin, the number of values and the checksum of each part.
+/// From the index of a tensor to the begin, the number of values and the checksum of each of its parts. Processes exchange such maps.
 using Told = std::map<size_t, std::vector<std::tuple<int64_t, int64_t, std::string>>>;
 
 /// If a process writes more parts of a tensor than this, checksums are not joined; instead, a process reads the tensor back from its file.
@@ -73,7 +73,7 @@ std::string joined_text(const std::string& first, const std::string& second, uin
   return fmt::format("{:08x}", joined_crc32(number(first), number(second), second_bytes));
 }
 
-/// Returns the checksum of a tensor from those of its parts; nothing if parts are missing or can't be joined.
+/// Returns the checksum of a tensor from the checksums of its parts; nothing if parts are missing or can't be joined.
 std::optional<std::string> whole_digest(std::vector<std::tuple<int64_t, int64_t, std::string>> parts, const SourceTensor& tensor,
                                         DigestKind kind) {
   std::ranges::sort(parts);
@@ -119,7 +119,7 @@ class Filling {
   }
 
  private:
-  /// Returns the file of a tensor. Only one is open at a time, since the tensors of a file come one after the other.
+  /// Returns the file of a tensor. Only one file is open at a time, since the tensors of a file come one after the other.
   UnfinishedFile& file_of(size_t i) {
     if (file_ && opened_ == reserved_[i].file) return *file_;
     if (file_) file_->close();

@@ -42,7 +42,7 @@ PythonEntries python_optimizer(const RunSource& source, bool numbered) {
   }
   PythonEntries entries;
   for (auto tensor : source.state()) {
-    if (tensor.key.empty()) continue;  // a part that PyTorch's optimizers don't keep
+    if (tensor.key.empty()) continue;  // state that PyTorch's optimizers don't keep
     tensor.dtype = RunSource::python_dtype(tensor);
     const auto number = numbers.find(tensor.parameter);
     if (numbered && number == numbers.end()) {

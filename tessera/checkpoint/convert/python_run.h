@@ -23,12 +23,13 @@ struct PythonEntry {
 };
 using PythonEntries = std::vector<PythonEntry>;
 
-/// The model's tensors as in Python's state dicts: a tied parameter is there under each of its names.
+/// The model's tensors as in Python's state dicts: a tied parameter has an entry for each of its names.
 PythonEntries python_model(const RunSource& source);
-/// The optimizer's state and its settings. With `numbered`, the state knows parameters by numbers, as in optimizer.state_dict(), and the
-/// groups also list their names; throws UsageError if the order of the parameters is not known.
+/// The optimizer's state and its settings. With `numbered`, the state identifies parameters by numbers, as in optimizer.state_dict(), and
+/// each group also lists the names of its parameters; throws UsageError if the order of the parameters is not known.
 PythonEntries python_optimizer(const RunSource& source, bool numbered = false);
-/// Everything but the generators. Throws UsageError for notes whose names would make them a part of the model or the optimizer.
+/// Returns the model, the optimizer, extra tensors and notes: everything but the generators. Throws UsageError for notes whose names would
+/// make them a part of the model or the optimizer.
 PythonEntries python_run(const RunSource& source);
 
 /// The state of torch's generator; undefined if the run has none.
@@ -36,8 +37,8 @@ at::Tensor generator_of(const RunSource& source, int rank);
 
 /// Writes a folder of torch.distributed.checkpoint; each rank writes its part of the tensors. Collective; `entries` may throw on any rank.
 void write_dcp_folder(const RunSource& source, const std::filesystem::path& folder, c10::function_ref<PythonEntries()> entries);
-/// Writes a file of torch.save, in which the first `depth` keys of the entries are left out. `save` is the number of the save, for a file
-/// that is one of several. Collective.
+/// Writes a file of torch.save, which leaves out the first `depth` keys of each entry. If the save has several files, `save` is its number.
+/// Collective.
 void write_torch_file(const RunSource& source, const std::filesystem::path& path, const PythonEntries& entries, size_t depth = 0,
                       std::optional<uint64_t> save = {});
 

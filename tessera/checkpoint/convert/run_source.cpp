@@ -34,7 +34,7 @@ std::vector<TensorSlice> rows_of(const std::vector<int64_t>& shape, int rank, in
   return rank == 0 || box.sizes.front() > 0 ? std::vector{box} : std::vector<TensorSlice>();
 }
 
-/// Merges two lists of names in the order of both: a name that only the second has comes before the name that follows it there.
+/// Merges two lists of names and keeps the order of both: a name that only `others` has is put before the name that follows it in `others`.
 std::vector<std::string> merged_names(std::vector<std::string> names, const std::vector<std::string>& others) {
   auto next = names.size();
   for (auto other = others.rbegin(); other != others.rend(); other++) {
@@ -149,7 +149,7 @@ std::vector<TensorSlice> RunSource::boxes(const SourceTensor& tensor, int rank) 
   std::vector<TensorSlice> result;
   for (const auto& [place, stored] : owners) {
     const bool is_buffer = run_.catalog.buffers.contains(tensor.name);
-    const auto* const chosen = stored[is_buffer ? 0 : checksum_value(tensor.name) % stored.size()];  // so that ranks write about as much
+    const auto* const chosen = stored[is_buffer ? 0 : checksum_value(tensor.name) % stored.size()];  // spreads such boxes over their ranks
     if (static_cast<int>(chosen->file) == rank) result.push_back(chosen->box);
   }
   if (c10::multiply_integers(tensor.shape) > 0) return result;
@@ -184,7 +184,7 @@ void RunSource::expect_known_settings(const json& group) const {
   for (const auto& [name, value] : group.items()) {
     if (name != "params") known.push_back(name);
   }
-  if (known.empty()) return;  // an optimizer whose settings are not known
+  if (known.empty()) return;  // Tessera does not know the settings of this optimizer
   for (const auto& [name, value] : options_.settings) {
     if (!group.contains(name)) throw UsageError("{} has no setting '{}'; it has {}", run_.optimizer, name, joined(known));
   }

@@ -1,5 +1,5 @@
-// RunSource: the tensors of a run that is written as a checkpoint, in pieces that fit into memory. The writers of formats don't see whether
-// the run is stored, so that one process writes it, or live, so that all its ranks write.
+// RunSource gives the tensors of a run to the writers of formats, in pieces that fit into memory. The run is a stored checkpoint, all of
+// which one process writes, or it is in memory, and each rank writes its part. Writers work in the same way for both.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -18,11 +18,11 @@
 namespace tessera::checkpoint {
 
 struct SourceTensor {
-  std::string name;  // in the catalog
+  std::string name;  // its name in the catalog
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> shape = {};
-  // For the optimizer's state: its parameter and PyTorch's key, which is empty for state that PyTorch does not keep. For an extra tensor,
-  // the key is its name.
+  // For a tensor of optimizer state: the name of its parameter, and PyTorch's key, which is empty for state that PyTorch does not keep. For
+  // an extra tensor, the key is its name.
   std::string parameter = {}, key = {};
 
   int64_t bytes() const;
@@ -30,10 +30,10 @@ struct SourceTensor {
 
 class RunSource {
  public:
-  /// A stored run. This process writes the parts of all ranks. Throws IoError if values are missing or damaged.
+  /// Takes a stored run. This process writes the parts of all ranks. Throws IoError if values are missing or damaged.
   RunSource(Manifest run, const ConvertOptions& options);
-  /// A run in memory; each process writes its part. If another rank fails, errors say `failure`, or `end_failure` where the output may have
-  /// its name already. Waits for another rank no longer than `world` allows.
+  /// Takes a run in memory; each process writes its part. If another rank fails, errors say `failure`, or, in end_on_first(),
+  /// `end_failure`. Waits for another rank no longer than `world` allows.
   RunSource(LiveRun live, const ConvertOptions& options, const Communicator& world, std::string failure, std::string end_failure);
 
   bool is_first() const { return world_.is_first(); }
@@ -41,10 +41,11 @@ class RunSource {
   bool is_for_me(size_t number) const;
   /// Throws IoError if this process does not see a file or folder that the first process has made.
   void expect_seen(const std::filesystem::path& path) const;
-  /// Calls `act` in each process, or only in the first one. If it throws in one process, all throw. Collective.
+  /// Calls `act` in each process, or only in the first one. If it throws in one process, all processes throw. Collective.
   void on_each(c10::function_ref<void()> act) const;
   void on_first(c10::function_ref<void()> act) const;
-  /// As on_first(), for the step that gives files their names.
+  /// Like on_first(), for the step that gives files their names. Errors on other ranks say `end_failure`, because the output may be there
+  /// already.
   void end_on_first(c10::function_ref<void()> act) const;
   /// Calls `fill`, which is collective, with a new folder under its unfinished name, and then gives the folder its name. If ranks are lost,
   /// the unfinished folder stays, because they may still write into it.
@@ -54,9 +55,9 @@ class RunSource {
 
   /// The ranks whose part this process writes.
   std::vector<int> ranks() const;
-  /// The boxes of a tensor that a rank writes. One rank writes a box that several ranks have; rank 0 writes buffers.
+  /// The boxes of a tensor that a rank writes. If several ranks have a box, one of them writes it; rank 0 writes buffers.
   std::vector<TensorSlice> boxes(const SourceTensor& tensor, int rank) const;
-  /// For copy(): the file from which a rank takes a box that several files have.
+  /// The argument `first` of copy(): the file from which a rank reads a box that several files have.
   size_t file_of(int rank) const { return is_live_ ? static_cast<size_t>(rank) : 0; }
 
   const Manifest& run() const { return run_; }
@@ -68,7 +69,7 @@ class RunSource {
   const std::vector<SourceTensor>& beside() const { return beside_; }
   int64_t bytes() const { return all_; }
 
-  /// Notes a tensor or a value that the format has no place for, and why. The writers of formats call this.
+  /// Records the name of a tensor or a value that the format has no place for, and why. The writers of formats call this.
   void leave_out(const std::string& name, const std::string& why) const { left_out_.emplace(name, why); }
   const std::map<std::string, std::string>& left_out() const { return left_out_; }
 
@@ -78,16 +79,16 @@ class RunSource {
             size_t first = 0) const;
   void copy(const SourceTensor& tensor, c10::function_ref<void(const at::Tensor&)> write) const;
 
-  /// The notes of rank 0. Throws UsageError if those of other ranks differ, unless the options allow that.
+  /// The notes of rank 0. Throws UsageError if the notes of other ranks differ, unless ConvertOptions::notes_of_first_rank is set.
   std::map<std::string, std::string> notes() const;
-  /// The settings of the optimizer as Python has them, with names of parameters.
+  /// The settings of the optimizer as in Python's param_groups, with names of parameters.
   nlohmann::json settings() const;
   /// The dtype that a tensor of the optimizer's state has in Python, where step counts are floats.
   static at::ScalarType python_dtype(const SourceTensor& tensor);
 
  private:
   void expect_known_settings(const nlohmann::json& group) const;
-  /// Adds the parameters that only other ranks have, such as their experts.
+  /// Adds to the groups the names of parameters that only other ranks have, such as their experts.
   void add_parameters_of_others(nlohmann::json& groups) const;
 
   RunSource(Manifest run, CatalogReader stored, const ConvertOptions& options, Communicator world, std::string failure,
@@ -107,11 +108,11 @@ class RunSource {
 
 /// Parses a setting of an optimizer as JSON; returns it as a text if it is not JSON.
 nlohmann::json setting_of(const std::string& text);
-/// Returns a note as a value of Python: a number, a list and so on if the text is exactly the JSON of one, else the text.
+/// Returns a note as a value of Python: a number, a list and so on if the text is exactly the JSON of such a value, else the text.
 nlohmann::json value_of_note(const std::string& text);
 
-/// Throws UsageError if Tessera only reads the format, if `out` does not have the file ending of the format, or if a run or an adapter is
-/// in the way.
+/// Throws UsageError if Tessera only reads the format, if `out` does not have the file ending of the format, if `out` is the prefix of a
+/// run, or, for a Hub folder, if `out` has an adapter or a checkpoint of Tessera.
 void expect_writable_as(const std::filesystem::path& out, Format format);
 /// Throws UsageError for eight-bit state, which only Tessera's format has.
 void expect_no_blocks(const Manifest& run);

@@ -21,14 +21,16 @@ using nlohmann::json;
 
 constexpr int64_t kWords = 624;
 
-/// Draws random words for a Mersenne twister, which random.setstate and numpy.random.set_state take with the number of words used already.
+/// Draws the words of a Mersenne twister's state, which random.setstate and numpy.random.set_state take together with the number of words
+/// that are used already.
 std::vector<pickle::Value> drawn_words(at::CPUGeneratorImpl& source) {
   std::vector<pickle::Value> words;
   for (int64_t i = 0; i < kWords; i++) words.emplace_back(int64_t{source.random()});
   return words;
 }
 
-/// Writes the state of torch's generator, which thus resumes. The run does not have Python's and NumPy's, so each rank's get a new state.
+/// Writes the states of a rank's generators. The generator of torch resumes; those of Python and NumPy get new states, drawn from torch's
+/// generator, because the run has none.
 void write_generators(const fs::path& path, const at::Tensor& state, const json& step, uint64_t save) {
   auto generator = at::detail::createCPUGenerator();
   generator.set_state(state);
@@ -92,7 +94,7 @@ void write_folder(const RunSource& source, const fs::path& folder) {
 
 std::vector<fs::path> write_accelerate(const RunSource& source, const fs::path& out) {
   source.in_new_folder(out, [&](const fs::path& folder) {
-    std::vector<std::string> own;  // files of the ranks of this process alone
+    std::vector<std::string> own;  // names of the generator files of this process's ranks
     write_folder(source, folder);
     source.on_each([&] {
       if (source.options().weights_only) return;

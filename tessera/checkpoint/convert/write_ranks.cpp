@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// One rank's file: which boxes of which tensors it holds.
+/// The file of one rank: its record, and the boxes of tensors in it.
 class RankPart {
  public:
   RankPart(const RunSource& source, int rank, uint64_t save) : source_(source), rank_(rank) {
@@ -37,7 +37,7 @@ class RankPart {
                .adapters = run.adapters,
                .origin = origin_here("flat", fmt::format("shard {}", ranks))};
     if (const auto generator = read_generator(source.stored(), run, rank)) generators_.emplace_back(run.generator, generator->get_state());
-    // On another number of ranks, the device generators are left out: making one for a new rank needs the device.
+    // If the number of ranks changes, device generators are left out: to make a generator for a new rank needs the device.
     if (const auto state = run.ranks == ranks ? stored_device_generator(source.stored(), run, rank) : at::Tensor(); state.defined()) {
       record_.device_generator = run.device_generator;
       generators_.emplace_back(run.device_generator, state);

@@ -15,7 +15,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Nests entries that have the first `depth` keys in common. `leaf` makes the value of an entry.
+/// Returns entries that have the first `depth` keys in common as dicts and lists, nested by the other keys. `leaf` makes the value of an
+/// entry.
 pickle::Value nested(std::span<const PythonEntry> entries, size_t depth, c10::function_ref<pickle::Value(const PythonEntry&)> leaf) {
   pickle::List list;
   pickle::Dict dict;

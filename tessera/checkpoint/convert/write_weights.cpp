@@ -26,7 +26,7 @@ std::vector<SafetensorsEntry> entries_of(const std::vector<SourceTensor>& tensor
 std::map<std::string, std::string> metadata_of(const RunSource& source) {
   auto metadata = source.run().catalog.aliases;
   metadata["format"] = "pt";
-  // A single file can't be mixed with files of another save.
+  // A single file can't be mixed with files of another save, so it needs no number of its save.
   if (source.options().to != Format::Safetensors) metadata[kSaveKey] = std::to_string(source.run().save);
   return metadata;
 }

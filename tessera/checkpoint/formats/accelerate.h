@@ -19,12 +19,12 @@ constexpr auto kTorchGenerator = "torch_manual_seed";
 /// Whether the folder has the files that save_state writes.
 bool is_accelerate_folder(const std::filesystem::path& folder);
 
-/// Whether a file of such a folder has one of Accelerate's names.
+/// Whether the file has a name that Accelerate gives to files in such a folder.
 bool is_accelerate_file(const std::filesystem::path& file);
 
 /// Reads the tensors of the first model as model.NAME, those of the first optimizer as optimizer.state.NAME.KEY, and the states of all
-/// ranks' torch generators as generator.cpu, whose files come first in the catalog. Values in other files are named after their file, such
-/// as scheduler.last_epoch.
+/// ranks' torch generators as generator.cpu. The files of generators come first in the catalog. Values in other files are named after their
+/// file, such as scheduler.last_epoch.
 Catalog read_accelerate(const std::filesystem::path& folder);
 
 }  // namespace tessera::checkpoint

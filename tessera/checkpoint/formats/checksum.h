@@ -34,7 +34,7 @@ std::string checksum_of(std::string_view bytes);
 /// Returns the checksum of a text in which zeros replace `checksums`, a substring that begins with the text's own checksum. Returns nothing
 /// if the text does not contain `checksums`.
 std::optional<std::string> checksum_around(std::string_view text, std::string_view checksums);
-/// Returns the checksum of one part, from a list that begins with the checksum of the whole.
+/// Returns the checksum of part number `part` from a list in which the checksum of the whole text comes first.
 inline std::string checksum_at(const std::string& checksums, size_t part) {
   return checksums.substr(Checksum::kDigits * (part + 1), Checksum::kDigits);
 }

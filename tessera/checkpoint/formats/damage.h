@@ -24,8 +24,8 @@ class Damage {
   std::string where_;
 };
 
-/// Throws IoError unless a text is as it was written. The text contains `checksums` under `key`: that of the text itself, and one for each
-/// part.
+/// Throws IoError unless a text is as it was written. The text contains `checksums` under `key`: the checksum of the text itself, and one
+/// checksum for each part.
 inline void expect_as_written(std::string_view text, const std::string& checksums, size_t parts, std::string_view key) {
   const auto own = checksum_around(text, checksums);
   if (checksums.size() != Checksum::kDigits * (parts + 1) || !own)

@@ -33,7 +33,7 @@ constexpr TorchDtype kDtypes[] = {{Double, "float64", "DoubleStorage", "F64"},
                                   {Float8_e4m3fnuz, "float8_e4m3fnuz", nullptr, "F8_E4M3FNUZ"},
                                   {Float4_e2m1fn_x2, "float4_e2m1fn_x2"}};
 
-/// The dtype that has this name in a column; nullptr if none has.
+/// Returns the dtype with this name in a column of kDtypes, or nullptr.
 const TorchDtype* dtype_with(const char* TorchDtype::*column, std::string_view name) {
   const auto* const found =
       std::ranges::find_if(kDtypes, [&](const TorchDtype& dtype) { return dtype.*column != nullptr && dtype.*column == name; });

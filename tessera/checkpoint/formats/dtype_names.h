@@ -10,9 +10,9 @@ namespace tessera::checkpoint {
 
 struct TorchDtype {
   at::ScalarType type;
-  const char* name;                   // in Python's module torch
-  const char* storage = nullptr;      // the class of its storages there; null for newer dtypes
-  const char* safetensors = nullptr;  // in safetensors files and manifests; null if the format lacks the dtype
+  const char* name;                   // its name in Python's module torch
+  const char* storage = nullptr;      // the name of its storage class in that module; null for newer dtypes
+  const char* safetensors = nullptr;  // its name in safetensors files and manifests; null if the format lacks the dtype
 };
 /// Returns nullptr for a dtype that can't be saved, such as those of quantized tensors.
 const TorchDtype* torch_dtype(at::ScalarType type);

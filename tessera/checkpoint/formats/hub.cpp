@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 constexpr auto kSingle = kHubSafetensors.single, kHubIndex = kHubSafetensors.index;
 
-/// Whether a name is one of `names`; numbered ones must match the whole pattern, with any numbers.
+/// Whether a name is one of `names`; a numbered name may have any numbers.
 bool is_of(const HubNames& names, const std::string& name) {
   return name == names.single || name == names.index || std::regex_match(name, std::regex(names.numbered));
 }
@@ -40,7 +40,7 @@ std::vector<std::string> file_names(size_t count, int generation) {
   return names;
 }
 
-/// Returns the names of the files of an earlier model, and of those that a killed save has left.
+/// Returns the names of the files of an earlier model, and of unfinished files that a killed save has left.
 std::vector<std::string> files_before(const fs::path& folder) {
   std::vector<std::string> found;
   constexpr std::string_view kPart = ".part";
@@ -61,7 +61,7 @@ Catalog read_weights(const fs::path& file) {
 }
 
 struct HubIndex {
-  std::map<std::string, std::string> files = {};  // from each tensor to the name of its file
+  std::map<std::string, std::string> files = {};  // from the name of each tensor to the name of its file
   std::optional<uint64_t> save = {};
 };
 
@@ -152,7 +152,7 @@ HubWriter::HubWriter(fs::path folder, const std::vector<SafetensorsEntry>& entri
   }
   if (shards_.empty()) shards_.emplace_back();
   make_folder(folder_);
-  if (shards_.size() == 1) metadata_.erase(kSaveKey);  // a single file can't be mixed up, and equal weights make equal files without it
+  if (shards_.size() == 1) metadata_.erase(kSaveKey);  // a single file needs no save number; without one, equal weights make equal files
   if (!object_path(folder_)) lock_.emplace(lock_place(folder_ / kSingle));
   before_ = files_before(folder_);
   const auto is_taken = [&](const std::string& name) { return std::ranges::find(before_, name) != before_.end(); };
@@ -162,7 +162,7 @@ HubWriter::HubWriter(fs::path folder, const std::vector<SafetensorsEntry>& entri
 }
 
 HubWriter::~HubWriter() {
-  if (is_complete_ || shards_.size() == 1 || is_indexed()) return;  // one file is complete as soon as it has its name
+  if (is_complete_ || shards_.size() == 1 || is_indexed()) return;  // a single file is complete as soon as it has its name
   for (size_t i = 0; i < closed_; i++) {
     try {
       remove_tree(files_[i]);
@@ -230,7 +230,8 @@ void HubWriter::close(std::span<const std::string> checksums) {
 }
 
 void HubWriter::remove_others() const {
-  // Programs that look for the single file first see the new model already; the others see it once the old index is removed.
+  // Programs that look for the single file first see the new model already; programs that look for the index first see it once the old
+  // index is removed.
   if (shards_.size() == 1) remove_tree(folder_ / kHubIndex);
   for (const auto& name : before_) {
     if (name != kHubIndex && std::ranges::find(files_, folder_ / name) == files_.end()) remove_tree(folder_ / name);
@@ -271,7 +272,7 @@ void HubWriter::write_index() const {
   for (size_t i = 0; i < shards_.size(); i++) {
     for (const auto& entry : shards_[i]) {
       bytes += entry.bytes();
-      files.emplace_back(entry.name, files_[i].filename().string());  // operator[] would search all earlier names for each one
+      files.emplace_back(entry.name, files_[i].filename().string());  // for each name, operator[] would search all earlier names
     }
   }
   index["metadata"]["total_size"] = bytes;

@@ -1,5 +1,5 @@
-// Folders of weights as the Hugging Face Hub has them: one file of safetensors or torch.save, or several with an index that says which
-// tensor is in which.
+// Folders of weights as the Hugging Face Hub has them: one file of safetensors or torch.save, or several files with an index that says
+// which file each tensor is in.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ inline constexpr HubNames kHubSafetensors = {
 inline constexpr HubNames kHubTorch = {
     .single = "pytorch_model.bin", .index = "pytorch_model.bin.index.json", .numbered = R"(pytorch_model-\d{5}-of-\d{5}\.bin)"};
 
-/// Whether the folder has a model in files of one kind, or of either.
+/// Whether the folder has a model in files of this kind; without `names`, of either kind.
 bool is_hub_folder(const std::filesystem::path& folder, const HubNames& names);
 bool is_hub_folder(const std::filesystem::path& folder);
 /// The files of an adapter, as peft saves them. Programs that load a folder with such files also apply the adapter to a model in it.
@@ -46,7 +46,7 @@ Catalog read_hub_folder(const std::filesystem::path& folder);
 /// Writes tensors to files of at most `max_shard_size` bytes; a larger tensor has a file of its own. A single file is called
 /// model.safetensors and has no index and no kSaveKey. Several files and their index have kSaveKey if `metadata` has it. At any moment the
 /// folder has the old model or the new one: several files first get names that are not in use, and writing the index makes them the model.
-/// Then close() removes the files of the old model and gives the new ones the usual names. One job writes into a folder at a time.
+/// Then close() removes the files of the old model and gives the new files the usual names. Only one job at a time can write into a folder.
 class HubWriter {
  public:
   HubWriter(std::filesystem::path folder, const std::vector<SafetensorsEntry>& entries, const std::map<std::string, std::string>& metadata,
@@ -74,12 +74,12 @@ class HubWriter {
 
   const std::filesystem::path folder_;
   std::map<std::string, std::string> metadata_;
-  std::optional<NamedLock> lock_;    // none in a Storage
-  std::vector<std::string> before_;  // files of an earlier model
+  std::optional<NamedLock> lock_;    // none in an object store
+  std::vector<std::string> before_;  // names of the files of an earlier model
   std::vector<std::vector<SafetensorsEntry>> shards_;
   std::vector<std::filesystem::path> files_;
   std::deque<SafetensorsWriter> writers_;
-  size_t written_ = 0;  // tensors in the last file
+  size_t written_ = 0;  // number of tensors written to the last file
   size_t closed_ = 0;   // number of closed files
   bool is_complete_ = false;
 };

@@ -22,8 +22,8 @@ class NextTensors {
   void expect_whole(const at::Tensor& tensor) const;
   struct Taken {
     at::Tensor values;  // contiguous, on the CPU
-    size_t number;      // of the tensor
-    bool begins, ends;  // whether they are the tensor's first ones, and its last ones
+    size_t number;      // index of the tensor
+    bool begins, ends;  // whether the values are the tensor's first, and whether they are its last
   };
   /// Takes the next values of a tensor that comes in pieces, in row-major order.
   Taken take(const at::Tensor& values);
@@ -38,7 +38,7 @@ class NextTensors {
   std::filesystem::path file_;
   std::vector<SafetensorsEntry> entries_;
   size_t next_ = 0;
-  int64_t written_ = 0;  // values of the next tensor that have been taken
+  int64_t written_ = 0;  // how many values of the next tensor have been taken
 };
 
 }  // namespace tessera::checkpoint

@@ -8,7 +8,7 @@ namespace tessera::checkpoint {
 
 /// The values will be contiguous, in row-major order.
 struct ReservedBytes {
-  std::filesystem::path file;  // NewFile::part()
+  std::filesystem::path file;  // the unfinished file, NewFile::part()
   uint64_t offset = 0;         // in bytes
 };
 

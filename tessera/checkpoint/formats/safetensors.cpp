@@ -16,7 +16,7 @@ namespace {
 // A file consists of the header's length as a little-endian number, the header as JSON, and the data of the tensors without gaps.
 static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian, and their bytes are copied as they are");
 constexpr uint64_t kLongestHeader = 100'000'000;  // the limit of Python's package
-constexpr uint64_t kBlock = 1 << 20;              // stays in the cache between copying and the checksum
+constexpr uint64_t kBlock = 1 << 20;              // bytes that stay in the cache between copying and the checksum
 
 }  // namespace
 

@@ -42,7 +42,7 @@ class SafetensorsFile {
   const SafetensorsEntry& info(const std::string& name) const { return place(name).entry; }
   bool has_checksum(const std::string& name) const { return !place(name).checksum.empty(); }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
-  /// The number of bytes before the data, and their checksum as they were read.
+  /// The number of bytes in the file before the data, and the checksum of these bytes.
   uint64_t header_bytes() const { return data_; }
   uint64_t header_checksum() const { return header_checksum_; }
   /// Where the bytes of a tensor begin in the file.
@@ -59,7 +59,7 @@ class SafetensorsFile {
   using Place = SafetensorsHeader::Place;
   const Place& place(const std::string& name) const;
   void read_header();
-  /// Reads a tensor block by block, each to where `target` says, and compares the checksum.
+  /// Reads a tensor block by block, each block to the address that `target` returns, and compares the checksum.
   void read_blocks(const Place& place, c10::function_ref<std::byte*(uint64_t begin)> target) const;
 
   InputFile file_;
@@ -91,19 +91,20 @@ class SafetensorsWriter {
   void append(const at::Tensor& values);
   /// Instead of write() and append(): reserves bytes for each tensor, which other processes fill.
   std::vector<ReservedBytes> reserve();
-  /// NewFile::set_aside(), for writers of many files that others fill.
+  /// Calls NewFile::set_aside(), for writers of many files that other processes fill.
   void set_aside() { file_.set_aside(); }
   /// Completes the file. After reserve(), takes the checksums of all tensors, in the order of the entries.
   void close(std::span<const std::string> checksums = {});
 
  private:
-  /// Reads the file back from the object store, which Tessera does not control. Throws IoError unless it has what was written.
+  /// Reads the file back from the object store, which Tessera does not control. Throws IoError unless the store has the bytes that were
+  /// written.
   void expect_stored() const;
 
   std::filesystem::path path_;
   NextTensors tensors_;
   SafetensorsHeaderText header_;
-  std::string checksums_;  // of the header and of the tensors so far
+  std::string checksums_;  // checksums of the header and of the tensors written so far
   std::optional<Checksum> checksum_;
   NewFile file_;
 };

@@ -147,7 +147,7 @@ void expect_different_names(const SafetensorsHeader& header) {
 
 /// Puts the places in order. Throws IoError if they leave gaps, overlap, or do not end where the data ends.
 void expect_gapless(SafetensorsHeader& header, uint64_t data_bytes) {
-  // An empty tensor begins where the next one begins, so the size decides which comes first.
+  // An empty tensor and the tensor after it begin at the same byte, so the smaller one comes first.
   std::ranges::stable_sort(header.places, {}, [](const auto& place) { return std::pair(place.begin, place.entry.bytes()); });
   uint64_t end = 0;
   for (const auto& place : header.places) {
@@ -159,7 +159,7 @@ void expect_gapless(SafetensorsHeader& header, uint64_t data_bytes) {
   if (end != data_bytes) throw IoError("its tensors have {} bytes, but {} are there", end, data_bytes);
 }
 
-/// Gives each tensor its checksum, and compares the header's own.
+/// Takes the checksums of the tensors from the metadata. Throws IoError if the header does not have its own checksum.
 void take_checksums(SafetensorsHeader& header, std::string_view text) {
   const auto found = header.metadata.find(kChecksums);
   if (found == header.metadata.end()) return;

@@ -24,15 +24,15 @@ struct SafetensorsEntry {
   int64_t bytes() const;
 };
 
-/// Throws UsageError for a name that a tensor in a safetensors file can't have. A save in any other format checks names, too, because ranks
-/// tell each other by such headers what they write.
+/// Throws UsageError for a name that a tensor in a safetensors file can't have. Saves in other formats check names, too, because live_run()
+/// sends such headers between ranks.
 void expect_writable_name(const std::string& name);
 
 struct SafetensorsHeader {
   struct Place {
     SafetensorsEntry entry;
     uint64_t begin = 0;      // in bytes from the beginning of the data
-    std::string checksum{};  // empty if the file has none
+    std::string checksum{};  // empty if the file has no checksums
   };
   std::vector<Place> places;  // in the order in which the tensors lie in the file, without gaps
   std::map<std::string, std::string> metadata;
@@ -41,8 +41,8 @@ struct SafetensorsHeader {
   static SafetensorsHeader parse(std::string_view text, uint64_t data_bytes);
 };
 
-/// The text of a header, and where its checksums are. They are zeros until the writer has written the tensors and replaces them: the first
-/// by the checksum of the header with the zeros, the others by those of the tensors, in the order of `entries`.
+/// The text of a header, and where its checksums are. The checksums are zeros until the writer has written the tensors. Then it replaces
+/// the first by the checksum of the header with the zeros, and the others by the checksums of the tensors, in the order of `entries`.
 struct SafetensorsHeaderText {
   std::string text;
   size_t checksums = 0;

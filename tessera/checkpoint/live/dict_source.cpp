@@ -97,7 +97,7 @@ ShardedStateDict agreed(const Communicator& world, std::string_view failure, con
 /// Throws DisagreementError unless all ranks have the same values. Each rank loads its part from its own dict, so different dicts would be
 /// mixed without an error.
 void expect_same_values(const Communicator& world, const StateDict& dict, std::string_view failure) {
-  std::string sums;  // in the order of names, which the ranks have in common by now
+  std::string sums;  // in the order of names, which are the same on all ranks after agreed()
   all_or_none(world, kStateDict, failure, [&] {
     for (const auto& [name, tensor] : dict) {
       const auto values = tensor.detach().to(at::kCPU).contiguous();
@@ -131,7 +131,7 @@ bool are_same(const at::Tensor& one, const at::Tensor& other) {
 
 class DictSource : public ValueSource {
  public:
-  /// `lacks` begins the error of a rank whose boxes lack values. With `from_first`, rank 0 has the values, which it broadcasts.
+  /// `lacks` begins the error of a rank whose boxes lack values. If `from_first` is given, only rank 0 has values, which open() broadcasts.
   DictSource(ShardedStateDict dict, std::string_view lacks, std::optional<Communicator> from_first = {})
       : dict_(std::move(dict)), lacks_(lacks), from_first_(std::move(from_first)) {
     for (const auto& [name, tensor] : dict_) {

@@ -15,7 +15,7 @@ namespace tessera::checkpoint {
 
 namespace {
 
-/// A state from this rank's file, or from that of an earlier rank if fewer ranks have saved; undefined if there is none.
+/// A state from this rank's file, or from an earlier rank's file if fewer ranks have saved; undefined if the checkpoint has no states.
 struct StoredState {
   at::Tensor state = {};
   size_t file = 0;

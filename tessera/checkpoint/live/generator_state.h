@@ -11,11 +11,11 @@
 
 namespace tessera::checkpoint {
 
-/// Returns the generator that the rank had when it saved. If fewer ranks have saved, returns one that no other rank has; nothing if the
-/// checkpoint has none. Throws IoError for an invalid state, which libtorch would notice only when it is set.
+/// Returns the generator that the rank had when it saved. If fewer ranks have saved, returns a generator that no other rank gets. Returns
+/// nothing if the checkpoint has no generators. Throws IoError for an invalid state.
 std::optional<at::Generator> read_generator(const CatalogReader& stored, const Manifest& manifest, int rank);
-/// The same for the device that this rank trains on: returns a state for its default generator. Undefined, with a log message, if the
-/// checkpoint has a state of another kind of device.
+/// Does the same for the device that this rank trains on: returns a state for the device's default generator. Logs a message and returns an
+/// undefined tensor if the checkpoint has a state of another kind of device.
 at::Tensor read_device_generator(const CatalogReader& stored, const Manifest& manifest, int rank, c10::Device device);
 
 /// Returns the state of the device's generator as it is stored, even if this process has no such device; undefined if the checkpoint has

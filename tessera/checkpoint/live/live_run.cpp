@@ -65,7 +65,7 @@ class Memory {
   }
 
   std::string head_;
-  std::map<uint64_t, at::Tensor> tensors_;  // by where they begin
+  std::map<uint64_t, at::Tensor> tensors_;  // by their offsets in the file
 };
 
 /// Returns the header of a rank's file, but without checksums of the values, and the size of the file in bytes.
@@ -93,7 +93,7 @@ LiveRun live_run(const std::vector<RankContents>& own, const Communicator& world
     }
   });
   auto texts = world.texts(nlohmann::json(headers).dump(), {.unit = "checkpoint"});
-  for (auto& text : texts) headers.merge(nlohmann::json::parse(std::exchange(text, {})).get<decltype(headers)>());  // frees each in turn
+  for (auto& text : texts) headers.merge(nlohmann::json::parse(std::exchange(text, {})).get<decltype(headers)>());  // frees text by text
   const auto file_of = [&](int rank, std::shared_ptr<const Memory> memory) {
     return InputFile(fmt::format("the memory of rank {}", rank), static_cast<uint64_t>(headers.at(rank).second),
                      [memory = std::move(memory)](void* to, uint64_t count, uint64_t offset) {

@@ -13,8 +13,8 @@ namespace tessera::checkpoint {
 
 struct LiveRun {
   Manifest run = {};
-  /// One for each rank, as if its file were written already. Only the files of this process's ranks have values, which are read from the
-  /// tensors of the model and the optimizer.
+  /// A file in memory for each rank, as the rank would write it. Only the files of this process's ranks have values, which are read from
+  /// the tensors of the model and the optimizer.
   std::vector<InputFile> memories = {};
 };
 

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kComparedAtOnce = 1 << 20;  // values
 
-/// Whether values of one dtype can become those of the other. Numbers may be rounded, but not to integers.
+/// Whether a load accepts values of one dtype for a tensor of the other: the same dtype, or real numbers for a floating-point dtype.
 bool converts(at::ScalarType from, at::ScalarType to) {
   return from == to || (at::isFloatingType(to) && !at::isComplexType(from));
 }
@@ -132,7 +132,7 @@ void ModelPlan::fit(std::unique_ptr<ValueSource> stored, const LoadOptions& opti
   }
   std::map<std::string, std::vector<std::string>> aliases;
   for (const auto& [alias, first] : values_.aliases) aliases[first].push_back(alias);
-  // Each tensor of the model, with the parts of it that this process has.
+  // Calls `visit` with each tensor of the model and the parts of it that this process has.
   const auto for_each = [&](auto&& visit) {
     for (const auto& part : values_.parts) visit(part.name, part.values, records_of(part));
     for (const auto* tensors : {&values_.outside, &values_.buffers}) {
@@ -243,7 +243,7 @@ void ModelPlan::fill(const std::string& name, const at::Tensor& to, const std::v
       own = tensor_of_ranks(std::move(values), to, records, world_);
     }
     to.view({-1}).narrow(0, 0, own.numel()).copy_(own);
-  } else if (part != nullptr && to.is_cpu() && records.size() == 1) {  // without a copy
+  } else if (part != nullptr && to.is_cpu() && records.size() == 1) {  // reads into the shard, without a copy
     read(records.front(), to.narrow(0, 0, records.front().numel()), world_.local_ranks().front());
   } else {
     at::Tensor(to).copy_(read_for_ranks(to, records, to.scalar_type(), world_, read));

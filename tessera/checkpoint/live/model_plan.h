@@ -24,8 +24,8 @@ namespace tessera::checkpoint {
 /// Loads a model from a ValueSource: first all ranks agree that everything fits, and then each rank copies the values that it needs.
 class ModelPlan {
  public:
-  /// Calls `first`, and then finds the model's values, in which no adapters may be merged. `what` names the source in errors. Collective:
-  /// an error on one rank is thrown on all.
+  /// Calls `first`, and then finds the model's values; throws UsageError if adapters are merged into them. `what` names the source in
+  /// errors. Collective: an error on one rank is thrown on all.
   ModelPlan(
       const torch::nn::Module& model, const Communicator& world, Subject subject, std::string what,
       c10::function_ref<void()> first = [] {});
@@ -39,14 +39,15 @@ class ModelPlan {
   /// The names that only other ranks have.
   const std::set<std::string>& elsewhere() const { return elsewhere_; }
 
-  /// Compares the stored tensors for which `of_model` is true with those of the model. Throws UsageError that lists all differences, unless
-  /// the options allow them. Also throws if the source lacks values of these tensors, or if the model's shards can't be written. `where`
-  /// names the source in messages. Parameters of the model that are `in_base` keep their values if the source lacks them.
+  /// Compares the stored tensors for which `of_model` is true with those of the model. Throws UsageError, and lists the differences, if
+  /// there are any that the options do not allow. Also throws if the source lacks values of these tensors, or if the model's shards can't
+  /// be written. `where` names the source in messages. Parameters of the model that are `in_base` keep their values if the source lacks
+  /// them.
   void fit(
       std::unique_ptr<ValueSource> stored, const LoadOptions& options, const std::string& where, const std::set<std::string>& in_base = {},
       c10::function_ref<bool(const std::string& name)> of_model = [](const std::string&) { return true; });
 
-  /// Copies what each rank of this process needs into the model.
+  /// Copies the values that the ranks of this process need into the model.
   void load();
 
  private:
@@ -66,7 +67,7 @@ class ModelPlan {
   std::set<std::string> elsewhere_;
   std::unique_ptr<ValueSource> stored_;
   bool first_of_tied_ = false;
-  std::map<std::string, std::string> found_;  // from the name of the model's tensor to that of the stored one
+  std::map<std::string, std::string> found_;  // from the name of a tensor in the model to its stored name
   std::set<std::string> unused_;
   std::vector<std::string> missing_;
   std::vector<std::string> misfits_;

@@ -37,7 +37,7 @@ std::vector<at::Tensor> values_of_ranks(const at::Tensor& tensor, std::span<cons
 /// Reverses values_of_ranks(): makes one tensor of the values of all ranks, padded to the size of `like`.
 at::Tensor tensor_of_ranks(std::vector<at::Tensor> values, const at::Tensor& like, std::span<const PartRecord> records,
                            const Communicator& world);
-/// Like tensor_of_ranks(), but takes the values from `read`, which copies those of each rank to a flat tensor of this dtype on the host.
+/// Like tensor_of_ranks(), but takes the values from `read`, which copies each rank's values to a flat tensor of this dtype on the host.
 at::Tensor read_for_ranks(const at::Tensor& like, std::span<const PartRecord> records, at::ScalarType dtype, const Communicator& world,
                           c10::function_ref<void(const PartRecord& record, const at::Tensor& flat, int rank)> read);
 /// Like tensor_of_ranks(), for a tensor of the optimizer's state for a parameter.

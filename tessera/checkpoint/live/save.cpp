@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 uint64_t draw_number(const Communicator& world) {
   std::random_device source;
   const uint32_t drawn = source() | 1U << 31;                  // ten digits, so that two saves of one state have files of equal size
-  return world.extremes(drawn, {.unit = "checkpoint"}).least;  // on hosts, because a device may have work queued for long
+  return world.extremes(drawn, {.unit = "checkpoint"}).least;  // runs on the hosts: a device may have long work queued
 }
 
 /// Whether the folder has no other files than those that a save writes.
@@ -38,9 +38,9 @@ bool is_of_a_save(const fs::path& folder) {
   });
 }
 
-/// Frees the name of an incomplete checkpoint, so that a run which has resumed from an earlier one can save under it.
+/// Frees the name of an incomplete checkpoint, so that a run which has resumed from an earlier checkpoint can save under this name.
 void make_way(const fs::path& folder, bool in_place) {
-  if (object_path(folder) && is_complete(folder))  // a store may not list it yet
+  if (object_path(folder) && is_complete(folder))  // even if the store does not list it yet
     throw IoError("there is a {} already; save under another name, or remove it", folder);
   if (!is_folder(folder)) return;
   std::error_code unknown;
@@ -49,7 +49,7 @@ void make_way(const fs::path& folder, bool in_place) {
     fs::remove(folder, unknown);
     return;
   }
-  if (!why || fs::is_symlink(folder, unknown) || !is_of_a_save(folder)) return;  // NewFolder refuses the name
+  if (!why || fs::is_symlink(folder, unknown) || !is_of_a_save(folder)) return;  // NewFolder will throw
   if (in_place && !is_there(folder / kManifestFile)) {                           // left by an interrupted save
     remove_tree(folder);
     return;
@@ -58,7 +58,7 @@ void make_way(const fs::path& folder, bool in_place) {
   set_aside(folder, *why);
 }
 
-/// Brings tensors to the host one after the other. While one is written, the next is copied from its device.
+/// Brings tensors to the host one after the other. While a tensor is written, the next tensor is copied from its device.
 class Staging {
  public:
   explicit Staging(const std::vector<std::pair<std::string, at::Tensor>>& tensors) : tensors_(tensors) { begin(0); }
@@ -72,7 +72,7 @@ class Staging {
 
  private:
   struct Place {
-    at::Tensor pinned;  // kept for its memory
+    at::Tensor pinned;  // kept to be used again
     at::Tensor values;
     Event copied;
   };

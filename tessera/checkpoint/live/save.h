@@ -18,7 +18,7 @@ namespace tessera::checkpoint {
 /// Throws on all ranks for contents that can't be saved. Returns the number of this save (RankRecord::save). Collective.
 uint64_t expect_savable(const std::filesystem::path& folder, const Contents& contents, const Communicator& world,
                         const SaveOptions& options, const std::string& failure);
-/// The name in a form that stays the same when the program changes its working directory.
+/// Returns an absolute path, which names the same folder after the program has changed its working directory.
 std::filesystem::path lasting_name(const std::filesystem::path& folder);
 
 class Save {
@@ -40,16 +40,16 @@ class Save {
   /// Leaves the folder where it is, because other ranks may still write into it.
   void abandon();
 
-  /// Error messages for other ranks: before the commit, and when the folder may have its final name already.
+  /// What errors of one rank say on other ranks: before commit(), and during it, when the folder may have its final name already.
   std::string failure() const;
   std::string commit_failure() const;
 
  private:
-  std::filesystem::path folder_, working_;  // the working folder becomes the folder
+  std::filesystem::path folder_, working_;  // the final folder, and the folder into which ranks write
   int ranks_;
   SaveOptions options_;
   uint64_t number_ = 0;
-  std::optional<NewFolder> made_;  // in the process of rank 0, until it is committed
+  std::optional<NewFolder> made_;  // in the process of rank 0, until commit()
 };
 
 }  // namespace tessera::checkpoint

@@ -65,7 +65,7 @@ struct TorchRule {
   const std::type_info& optimizer;
   std::unique_ptr<to::OptimizerParamState> (*make)();
   void (*fields)(to::OptimizerParamState& state, const to::OptimizerOptions& options, const FieldVisitor& visitor);
-  bool from_the_start;  // it has state for every parameter before the first step, and needs it
+  bool from_the_start;  // whether the optimizer has, and needs, state of every parameter before the first step
 };
 
 template <class Optimizer, class State, class Options>
@@ -116,14 +116,14 @@ std::vector<OwnedParameter> parameters_of(to::Optimizer& optimizer, const torch:
   return result;
 }
 
-/// The same memory as a plain tensor: state that the optimizer has made from a shard carries the paging key.
+/// Returns a plain tensor of the same memory, without the paging key, which state that the optimizer has made from a shard carries.
 at::Tensor plain(const at::Tensor& value) {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto options = at::TensorOptions(value.scalar_type()).device(value.device());
   return at::empty({0}, options).set_(value.storage(), value.storage_offset(), value.sizes(), value.strides());
 }
 
-/// A tensor of state as the optimizer itself makes it from the parameter.
+/// Returns a tensor of state with these values, made from the parameter as the optimizer makes it.
 at::Tensor state_like(const at::Tensor& parameter, const at::Tensor& values) {
   auto result = at::zeros_like(parameter);
   if (values.is_meta()) return result;

@@ -15,7 +15,7 @@ class OptimizerOptions;
 
 namespace tessera::checkpoint {
 
-/// A group of an optimizer: its settings as Python names them.
+/// A parameter group of an optimizer, with its settings under Python's names.
 struct PythonGroup {
   nlohmann::json settings;
   std::vector<at::Tensor> parameters;
@@ -28,7 +28,7 @@ std::map<std::string, optim::ParameterState> torch_state(torch::optim::Optimizer
 /// Throws UsageError if load_torch_state would.
 void expect_torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
                         const std::map<std::string, optim::ParameterState>& state);
-/// As optim::Optimizer::load_state.
+/// Does what optim::Optimizer::load_state does.
 void load_torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
                       const std::map<std::string, optim::ParameterState>& state);
 

@@ -49,7 +49,7 @@ SavedState::SavedState(const Contents& contents, const Manifest& manifest, const
     const auto found = parameters.find(place.parameter);
     if (found == parameters.end() && matches(place.parameter, options.may_be_unknown)) continue;
     auto& state = state_[place.parameter][place.key];
-    if (found == parameters.end()) continue;  // the optimizer refuses it by name
+    if (found == parameters.end()) continue;  // expect_state() throws and names the parameter
     const auto& parameter = found->second;
     if (reads_in_place(name, parameter)) {
       stored.expect_complete(name);
@@ -136,7 +136,7 @@ at::Tensor SavedState::read(const std::string& name, const at::Tensor& parameter
       sizes = parameter.sizes().vec();
       const auto row = c10::multiply_integers(at::IntArrayRef(sizes).slice(1));
       if (row > 0) sizes.front() = part.numel() / row;
-    } else if (info && info->shape.empty() && shape == std::vector<int64_t>{1}) {  // of a parameter that is one number
+    } else if (info && info->shape.empty() && shape == std::vector<int64_t>{1}) {  // state of a parameter that is one number
       sizes = part.slices.front().sizes = {info->ranges[i].numel};
     }
     values.push_back(at::empty(sizes, at::TensorOptions(at::kCPU).dtype(stored_.info(name).dtype)));

@@ -17,15 +17,16 @@ std::map<std::string, optim::ParameterState> training_state(const Contents& cont
 /// has only sizes (device "meta") until load() reads it.
 class SavedState {
  public:
-  /// Leaves out parameters `elsewhere`, which only other ranks have, and those that may be unknown. Throws UsageError for state that can't
-  /// be sharded as the model is, or does not fit the optimizer and the average. The arguments must outlive this object.
+  /// Leaves out parameters `elsewhere`, which only other ranks have, and parameters that match options.may_be_unknown. Throws UsageError
+  /// for state that can't be sharded as the model is, or does not fit the optimizer and the average. The arguments must outlive this
+  /// object.
   SavedState(const Contents& contents, const Manifest& manifest, const CatalogReader& stored, const std::set<std::string>& elsewhere,
              const LoadOptions& options, const Communicator& world);
   void load() const;
 
  private:
   void expect_average() const;
-  /// Returns the optimizer's state without the average, under the keys of the optimizer here.
+  /// Returns the optimizer's state without the average, under the keys of contents.optimizer.
   std::map<std::string, optim::ParameterState> of_optimizer() const;
   bool reads_in_place(const std::string& name, const at::Tensor& parameter) const;
   void read_in_place(const std::string& name, const at::Tensor& parameter, const at::Tensor& to) const;

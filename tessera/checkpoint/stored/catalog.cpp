@@ -17,8 +17,8 @@ namespace {
 constexpr uint64_t kMostRead = 1 << 20;       // bytes that are read at once
 constexpr int64_t kSparse = 8;                // a span that has this many times the wanted values is read in parts,
 constexpr uint64_t kSmallestRead = 4096;      // unless the parts are smaller than this
-constexpr uint64_t kMostRepeats = 1024;       // a view may repeat a value so often, as expand() does,
-constexpr uint64_t kMostUnchecked = 1 << 26;  // or more often if it has fewer values than this
+constexpr uint64_t kMostRepeats = 1024;       // a view, as of expand(), may have this many values for each stored value,
+constexpr uint64_t kMostUnchecked = 1 << 26;  // or more for each if it has no more values than this in all
 
 /// How values are stored in a file: in blocks, which have one value each unless there is a code.
 struct Encoding {
@@ -33,7 +33,7 @@ struct Encoding {
   uint64_t values, bytes;  // of a block
 };
 
-/// A strided view of values in a file: those with the numbers first + i * strides, counted from byte `offset` on.
+/// A strided view of values in a file: the values with the numbers first + i * strides, counted from byte `offset` on.
 struct Region {
   uint64_t offset = 0;
   int64_t first = 0;
@@ -46,7 +46,7 @@ struct Region {
     for (size_t d = 0; d < sizes.size(); d++) last += (sizes[d] - 1) * strides[d];
     return last + 1;
   }
-  /// The dimension with more than one value whose steps are the largest, if any.
+  /// The dimension with the largest stride among those with more than one value, if any.
   std::optional<size_t> outermost() const {
     std::optional<size_t> result;
     for (size_t d = 0; d < sizes.size(); d++) {
@@ -230,7 +230,7 @@ void CatalogReader::expect_sound(const std::string& name, const StoredTensor& te
       refuse(fmt::format("extends past the end of the file, which has {} bytes", file.size()));
     }
     const auto values = static_cast<uint64_t>(box.numel());
-    if (values > kMostUnchecked && values / kMostRepeats > last + 1) {  // a few bytes could ask for more memory than there is
+    if (values > kMostUnchecked && values / kMostRepeats > last + 1) {  // a small file could ask for more memory than there is
       refuse(fmt::format("is a view of [{}] that repeats {} stored values more than {} times; save a clone() of the values you need",
                          fmt::join(box.sizes, ", "), last + 1, kMostRepeats));
     }
@@ -251,7 +251,7 @@ void CatalogReader::read(const std::string& name, const TensorSlice& box, const 
 }
 
 at::Tensor CatalogReader::read(const std::string& name) const {
-  expect_complete(name);  // before memory is asked for, because a damaged file may promise a shape for which no memory is enough
+  expect_complete(name);  // before at::empty(), because a damaged file may give a shape that fits into no memory
   const auto& tensor = info(name);
   const auto result = at::empty(tensor.shape, at::TensorOptions(at::kCPU).dtype(tensor.dtype));
   read(name, whole_slice(tensor.shape), result);

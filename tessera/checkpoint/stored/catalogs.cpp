@@ -23,16 +23,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The format of a folder, as far as its names tell.
+/// Returns the format of a folder, judging by the names of its files.
 std::optional<Format> format_of_folder(const fs::path& folder) {
   for (const auto& row : format_rows()) {
     if (row.is_folder && row.is_folder(folder)) return row.format;
   }
   const auto names = names_in(folder).value_or(std::vector<std::string>());
-  return std::ranges::any_of(names, has_rank_file_name) ? std::optional(Format::Tessera) : std::nullopt;  // without its manifest
+  return std::ranges::any_of(names, has_rank_file_name) ? std::optional(Format::Tessera) : std::nullopt;  // the folder has no manifest
 }
 
-/// Returns a hint for people who name the folder that their checkpoints are in.
+/// Returns a hint for people who give the folder that their checkpoints are in.
 std::string what_is_in(const fs::path& folder) {
   std::vector<std::string> found;
   for (const auto& name : names_in(folder).value_or(std::vector<std::string>())) {
@@ -42,13 +42,13 @@ std::string what_is_in(const fs::path& folder) {
   return fmt::format("; did you mean {}?", fmt::join(found, " or "));
 }
 
-/// Returns a hint for people who name the prefix of a run instead of a checkpoint.
+/// Returns a hint for people who give the prefix of a run instead of a checkpoint.
 std::string newest_of_run(const fs::path& prefix) {
   const auto folders = prefix.has_filename() ? step_folders(prefix) : std::vector<StepFolder>();
   return folders.empty() ? "" : fmt::format("; did you mean {}?", folders.back().folder.string());
 }
 
-/// Throws UsageError if the file is a part of a checkpoint, for people who should name its folder.
+/// Throws UsageError if the file is a part of a checkpoint; the error says which folder to give.
 void expect_no_part(const fs::path& file) {
   const auto folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   if (!is_part(file) || !format_of_folder(folder)) return;
@@ -64,7 +64,7 @@ bool is_part(const fs::path& file) {
 }
 
 Format format_of(const fs::path& path) {
-  const bool in_folder = is_folder(path) || (object_path(path) && is_there(path / kManifestFile));  // a store's list may lag behind
+  const bool in_folder = is_folder(path) || (object_path(path) && is_there(path / kManifestFile));  // a store may list new files late
   if (in_folder) {
     if (const auto format = format_of_folder(path)) return *format;
   }

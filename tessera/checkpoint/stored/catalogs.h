@@ -18,8 +18,8 @@ Catalog read_catalog(const std::filesystem::path& path);
 /// Returns the largest step count of a parameter in the optimizer's state; 0 if the state counts no steps.
 int64_t steps_of_optimizer(const std::filesystem::path& path);
 
-/// Reads only the model, under its own names: without the optimizer's state, and without a key such as "model" in front of the names, under
-/// which programs save the model with other things. `names`, if the caller knows the model's, help to find it in the file.
+/// Reads only the model, without the optimizer's state. Removes from names a key such as "model", under which programs save the model
+/// beside other things. If the caller knows the model's names, `names` help to find the model in the file.
 Catalog read_model(const std::filesystem::path& path, const ModelNames& names = {});
 
 }  // namespace tessera::checkpoint

@@ -18,9 +18,9 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr auto kManifestFormat = "tessera";
-constexpr int kManifestVersion = 2;                                        // a folder without a manifest has only rank files
-constexpr auto kChecksum = "xxh3_64";                                      // of everything else in the manifest, as JSON without spaces
-constexpr int64_t kMostValues = std::numeric_limits<int64_t>::max() / 16;  // so that their bytes can be counted
+constexpr int kManifestVersion = 2;
+constexpr auto kChecksum = "xxh3_64";                                      // key of the checksum of all other keys, as JSON without spaces
+constexpr int64_t kMostValues = std::numeric_limits<int64_t>::max() / 16;  // so that the number of their bytes fits into 64 bits
 
 /// Makes one manifest of the headers of the files, in the order of the ranks.
 class Composition {
@@ -92,7 +92,7 @@ class Composition {
   }
 
   Manifest finish() && {
-    manifest_.catalog.tensors.merge(empty_);  // adds those of which no rank has a value
+    manifest_.catalog.tensors.merge(empty_);  // adds state of which no rank has a value
     return std::move(manifest_);
   }
 

@@ -15,7 +15,7 @@ using nlohmann::json;
 constexpr std::string_view kOwnOptim = "tessera::optim::", kTorchOptim = "torch::optim::";
 constexpr std::string_view kStepKey = "step";
 
-constexpr std::string_view kSharedRules[] = {"Adam", "AdamW", "SGD", "Adagrad"};  // of Tessera and of torch::optim
+constexpr std::string_view kSharedRules[] = {"Adam", "AdamW", "SGD", "Adagrad"};  // classes of Tessera and of torch::optim
 
 /// The name of the class without its namespace.
 std::string_view last_of(std::string_view optimizer) {

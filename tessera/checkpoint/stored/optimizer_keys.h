@@ -9,7 +9,7 @@
 
 namespace tessera::checkpoint {
 
-/// Stands for the class of an optimizer if only its state and its settings are known.
+/// The name of the class of an optimizer if a checkpoint has its state, but no settings that tell the class.
 inline constexpr auto kSomeOptimizer = "an optimizer of PyTorch";
 
 /// The class of torch::optim that has these settings in Python, or kSomeOptimizer.

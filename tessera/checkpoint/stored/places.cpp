@@ -12,14 +12,14 @@ namespace {
 
 constexpr std::string_view kModelKeys[] = {"model.", "model_state_dict.", "state_dict."};
 constexpr std::string_view kOptimizerKeys[] = {"optimizer.", "optim.", "optimizer_state_dict.", ""};
-// Keys that programs save next to the model's. If there are other keys, "model." may be a part of the model itself.
+// Keys that programs save next to the model's key. If a file has other keys, "model." may be a part of the names in the model.
 constexpr std::string_view kBeside[] = {"optimizer.", "optim.", "shard_metadata.", "scheduler.", "lr_scheduler."};
-constexpr std::string_view kAround[] = {"app.", "state."};  // around a model, tried if there is no optimizer to show the key
+constexpr std::string_view kAround[] = {"app.", "state."};  // keys that may contain the model's key, tried if none is found without them
 constexpr std::string_view kSettings = "param_groups", kState = "state.";
 constexpr std::string_view kStateKeys[] = {"exp_avg",    "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
                                            "square_avg", "grad_avg",   "sum",            "step"};
 constexpr std::string_view kModuleWrappers[] = {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."};
-constexpr size_t kDeepest = 3;  // keys around a parameter
+constexpr size_t kDeepest = 3;  // most keys in front of a parameter's name
 
 /// Returns where the components of a name, which dots separate, begin.
 std::vector<size_t> begins_of(std::string_view name) {
@@ -28,7 +28,7 @@ std::vector<size_t> begins_of(std::string_view name) {
   return begins;
 }
 
-/// The ends of a name that may be a parameter's name, with at most kDeepest keys around it.
+/// The ends of a name that may be a parameter's name, with at most kDeepest keys in front of it.
 std::vector<std::string> ends_of(const std::string& name) {
   std::vector<std::string> ends;
   for (const auto begin : begins_of(name)) {
@@ -129,7 +129,7 @@ std::vector<std::vector<std::string>> parameters_of(const Catalog& catalog, cons
   return parameters;
 }
 
-/// The tensors that are neither the optimizers' nor a generator's.
+/// Returns the names of the tensors that are neither state of an optimizer nor of a generator.
 std::set<std::string> candidates_in(const Catalog& catalog, const Places& places) {
   std::set<std::string> names;
   for (const auto& [name, tensor] : catalog.tensors) {
@@ -145,7 +145,7 @@ bool all_begin(const std::set<std::string>& names, const std::string& prefix) {
   return !names.empty() && std::ranges::all_of(names, [&](const std::string& name) { return name.starts_with(prefix); });
 }
 
-/// Finds the key of the model among those that programs use.
+/// Finds the key of the model among the keys that programs use.
 std::string model_by_name(const std::set<std::string>& names, const Places& places) {
   const auto named = [&](const std::string& around) -> std::string {
     for (const auto each : kModelKeys) {
@@ -167,8 +167,8 @@ std::string model_by_name(const std::set<std::string>& names, const Places& plac
   return all_begin(names, distributed) ? distributed : key;
 }
 
-/// Finds the key of the model as the one under which all parameters are, or returns `by_name` if that is not clear. Without an optimizer,
-/// all names must have the key.
+/// Returns the key under which all parameters are, or `by_name` if that key is not clear. Without an optimizer, all names must begin with
+/// the key.
 std::string model_by_content(const std::set<std::string>& names, const std::vector<std::vector<std::string>>& parameters,
                              const Places& places, const std::string& by_name) {
   std::map<std::string, size_t> numbers;

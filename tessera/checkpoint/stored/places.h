@@ -13,24 +13,24 @@ namespace tessera::checkpoint {
 
 /// The names in a model, which help to find the model and the optimizer's state in a checkpoint of another program.
 struct ModelNames {
-  std::set<std::string> all = {};                         // of parameters and buffers
-  std::vector<std::vector<std::string>> parameters = {};  // those that a checkpoint must have, each with all its names
-  std::vector<std::vector<std::string>> groups = {};      // of the optimizer's parameters, for state that numbers them
+  std::set<std::string> all = {};                         // names of parameters and buffers
+  std::vector<std::vector<std::string>> parameters = {};  // all names of each parameter that a checkpoint must have
+  std::vector<std::vector<std::string>> groups = {};      // names in each group of the optimizer, for state with numbers instead of names
 };
 
 struct Places {
-  std::string model = {};                      // the prefix of the names of the model's tensors, such as "app.model."
-  std::optional<std::string> optimizer = {};   // the prefix of the optimizer's state and param_groups, if there is one
+  std::string model = {};                       // the prefix of the names of the model's tensors, such as "app.model."
+  std::optional<std::string> optimizer = {};    // the prefix of the optimizer's state and param_groups, if there is one
   std::set<std::string> other_optimizers = {};  // the prefixes of further optimizers, which are not used
-  std::string around = {};                     // the key that is around the model and the optimizer: "app."
+  std::string around = {};                      // the key that contains the keys of the model and the optimizer: "app."
 
   /// Whether a name belongs to any of the optimizers.
   bool is_of_optimizer(const std::string& name) const;
 };
 
-/// Finds the model and the optimizer by the keys that programs use, and by the names under these keys. An optimizer has param_groups, or
-/// state such as exp_avg for tensors that are also outside of it. The model has all parameters, whose names come from `names` or from the
-/// optimizer's state.
+/// Finds the model and the optimizer by the keys that programs use, and by the names under these keys. Under the key of an optimizer is a
+/// value param_groups, or state such as exp_avg of tensors that are also outside of this key. Under the key of the model are all
+/// parameters, whose names come from `names` or from the optimizer's state.
 Places places_in(const Catalog& catalog, const ModelNames& names);
 
 /// The prefix that DistributedDataParallel gives to names.

@@ -17,11 +17,12 @@
 
 namespace tessera::checkpoint {
 
-/// The name of a tensor of the optimizer's state is optimizer.PARAMETER.KEY, where the key is the optimizer's name for it.
+/// The name of a tensor of the optimizer's state is optimizer.PARAMETER.KEY, where KEY is the optimizer's name for the tensor.
 inline constexpr auto kOptimizerPrefix = "optimizer.";
 /// The name of the random generator's state in files of other formats.
 inline constexpr auto kGeneratorName = "generator.cpu";
-/// The name of that state in a run. No name in a model begins with a dot, because no module or parameter has an empty name.
+/// The name of the random generator's state in a run. No name in a model begins with a dot, because no module or parameter has an empty
+/// name.
 inline constexpr auto kHiddenGeneratorName = ".generator.cpu";
 /// The state of the generator of the rank's device has the name .generator.TYPE, such as .generator.cuda.
 inline constexpr auto kGeneratorPrefix = ".generator.";
@@ -56,8 +57,8 @@ struct RankRecord {
   std::vector<std::string> beside = {};             // extra tensors that are the same on all ranks; only rank 0 writes them
   std::vector<std::string> by_rank = {};            // extra tensors of which each rank has rows of its own
   std::map<std::string, std::string> aliases = {};  // from each further name of a tied parameter to its first name
-  std::string optimizer = {};                       // its class; empty if there is none
-  std::string generator = {};                       // the tensor that is the state of the random generator; empty if there is none
+  std::string optimizer = {};                       // class of the optimizer; empty if there is none
+  std::string generator = {};                       // name of the tensor with the CPU generator's state; empty if there is none
   std::string device_generator = {};                // the same for the device that the rank trains on
   std::map<std::string, std::string> notes = {};
   BaseRecord base = {};
@@ -82,13 +83,13 @@ struct RankFile {
 std::optional<std::pair<int, int>> rank_in_name(std::string_view name, std::string_view extension);
 
 std::filesystem::path rank_file(const std::filesystem::path& folder, int rank, int ranks);
-/// Whether a name is that of a rank file, whatever the numbers.
+/// Whether a name looks like the name of a rank's file, of any rank.
 bool has_rank_file_name(std::string_view name);
 /// Throws IoError if the file is missing or damaged, or if another rank has written it.
 RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks);
 RankFile open_rank_file(SafetensorsFile file, int rank, int ranks);
 
-/// Whether a safetensors file is one rank's.
+/// Whether a safetensors file is the file of one rank of a checkpoint.
 bool is_rank_file(const SafetensorsFile& file);
 
 /// Throws IoError if the files come from different saves.

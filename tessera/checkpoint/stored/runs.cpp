@@ -38,7 +38,7 @@ class Settings {
     }
   }
 
-  /// Returns the names of the parameters that the state knows by numbers, as far as the settings have both.
+  /// Returns the names of parameters by the numbers that identify them in the state, from groups that list both.
   std::map<std::string, std::string> names() const {
     std::map<std::string, std::string> result;
     for (const auto& [number, group] : groups_) {
@@ -51,8 +51,8 @@ class Settings {
     return result;
   }
 
-  /// Returns the names by numbers as Python's load_state_dict assigns them: by positions in the groups. Empty unless the groups have the
-  /// same sizes.
+  /// Returns the names by numbers as Python's load_state_dict assigns them: by positions in the groups. Empty unless `groups` have the same
+  /// sizes as the saved groups.
   std::map<std::string, std::string> names(const std::vector<std::vector<std::string>>& groups) const {
     std::map<std::string, std::string> result;
     if (groups.size() != groups_.size()) return {};
@@ -65,7 +65,7 @@ class Settings {
     return result;
   }
 
-  /// Whether the state knows parameters by numbers.
+  /// Whether the state identifies parameters by numbers.
   bool has_numbers() const {
     return std::ranges::any_of(groups_, [](const auto& entry) {
       const auto params = entry.second.find("params");
@@ -82,7 +82,7 @@ class Settings {
       }
       result.push_back(std::move(group));
     }
-    std::map<json, json> names;  // flattened: each parameter has its own settings
+    std::map<json, json> names;  // a flattened state dict has settings for each parameter
     for (const auto& [name, settings] : parameters_) names[settings].push_back(name);
     for (const auto& [settings, params] : names) {
       result.push_back(settings);
@@ -96,7 +96,7 @@ class Settings {
   std::map<std::string, json> parameters_;
 };
 
-/// A number by which ranks notice that they read different checkpoints.
+/// Returns a number by which ranks notice that they read different checkpoints.
 uint64_t number_of(const Catalog& catalog) {
   std::string all;
   for (const auto& [name, tensor] : catalog.tensors) all += fmt::format("{} {} ", name, tensor.boxes.size());
@@ -113,8 +113,8 @@ void set_optimizer(Manifest& run, const json& groups) {
   if (!groups.empty()) run.notes.front()[kSettingsNote] = text_of(groups);
 }
 
-/// Returns the run of a catalog that already has Tessera's names for the model and the optimizer's state. The settings are those of one
-/// group.
+/// Returns the run of a catalog that already has Tessera's names for the model and the optimizer's state. Takes the settings of group 0:
+/// TorchXlaReader reads state only if there is a single group.
 Manifest run_of_torch_xla(Catalog catalog) {
   constexpr std::string_view kSettings = "optimizer.param_groups.0.";
   Manifest run{.notes = {{}}};
@@ -142,8 +142,8 @@ Manifest run_of_torch_xla(Catalog catalog) {
   return run;
 }
 
-/// Makes the manifest of a training run from a catalog with another program's names. Decides about each tensor and value whether it is the
-/// model's, the optimizer's, an extra tensor, a note, or can't be used.
+/// Makes the manifest of a training run from a catalog with another program's names. Decides whether each tensor and value is the model's,
+/// the optimizer's, an extra tensor, a note, or something that can't be used.
 class Sorting {
  public:
   Sorting(Catalog catalog, const ModelNames& names)
@@ -262,7 +262,7 @@ class Sorting {
       return;
     }
     const auto state = behind(name, "state.");
-    if (state && value.is_null()) return;  // SGD without momentum
+    if (state && value.is_null()) return;  // state of SGD without momentum
     if (state || value.is_binary() || (!model_.empty() && name.starts_with(model_))) {
       run_.catalog.left_out.emplace(name, state               ? "it is a number where PyTorch has had tensors since 1.12"
                                           : value.is_binary() ? "it is a bytes object"
@@ -327,7 +327,8 @@ Manifest read_run(const std::filesystem::path& path, const ModelNames& names) {
   if (format == Format::Tessera) return read_manifest(path);
   if (format == Format::TorchXla) return run_of_torch_xla(read_catalog(path));
   auto catalog = read_catalog(path);
-  // Formats with only weights have no keys around the model: "model." is a part of its names, as in a language model with a tied head.
+  // Formats with only weights have no keys in front of the model's names: "model." is a part of these names, as in a language model with a
+  // tied head.
   if (row_of(format).model_alone && names.all.empty()) return {.save = number_of(catalog), .catalog = std::move(catalog), .notes = {{}}};
   auto run = run_of(std::move(catalog), names);
   const auto generator = run.catalog.tensors.find(run.generator);

@@ -33,7 +33,7 @@ int consolidate(const std::string& given, const std::string& suffix, std::string
 
 int verify(const std::string& given, bool cheap) {
   const auto place = resolve_tensors(given);
-  // Given a prefix, lists its checkpoints before reading any: a running job may save more meanwhile.
+  // Given a prefix, lists its checkpoints before verify() reads one, because a running job may save more meanwhile.
   std::vector<checkpoint::StepFolder> folders;
   if (without_slashes(given) != place.string()) folders = checkpoint::step_folders(without_slashes(given));
   const auto found = checkpoint::verify(place, {.cheap = cheap});

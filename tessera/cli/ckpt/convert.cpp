@@ -84,8 +84,8 @@ struct MergeCommand {
   }
 };
 
-/// The flags that have an effect for some formats only, each with the option that the row of such a format takes; without an option, a flag
-/// is for all formats that have a write function. None of the flags is for adapters.
+/// The flags that have an effect for some formats only, each with an option of conversions. The flag has an effect for formats whose row
+/// takes the option or, if the option is empty, for formats that have a write function. No flag has an effect for adapters.
 constexpr std::pair<const char*, std::string_view> kFormatFlags[] = {{"--world", "world"},
                                                                      {"--set", "settings"},
                                                                      {"--full", "accelerate_layout"},

@@ -1,4 +1,4 @@
-// `tessera ckpt convert`, and the parts of it that the package models registers.
+// `tessera ckpt convert`, and the parts of it that the package `models` registers.
 #pragma once
 
 #include <filesystem>
@@ -19,7 +19,7 @@ struct ConvertCommand {
   checkpoint::ConvertOptions options;
 };
 
-/// The conversions that the package models adds.
+/// The conversions that the package `models` adds to `tessera ckpt convert`.
 struct ModelConversions {
   bool (*is_adapter)(const std::filesystem::path& place);
   void (*convert_adapter)(const ConvertCommand& command, const std::filesystem::path& place, const std::string& target);
@@ -28,7 +28,8 @@ struct ModelConversions {
   void (*describe)(const ConvertCommand& command, const std::filesystem::path& place, const std::string& target);
 };
 
-/// Registers the conversions of the package models while its module is loaded.
+/// Its constructor registers the conversions. The command-line module of the package `models` has a global object of this type, so they are
+/// registered when the program loads that module.
 struct AddedConversions {
   explicit AddedConversions(const ModelConversions& conversions);
 };

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Which answers may be given in advance: none, those for keys, or also those to questions that belong to no key.
+/// Which answers may be given in advance: none, answers for keys, or also answers to questions that belong to no key.
 enum class Answers { None, OfKeys, OfQuestions };
 
 struct CommandFlags {
@@ -35,7 +35,7 @@ struct CommandFlags {
     return file.empty() ? config::default_file() : fs::path(file);
   }
 
-  /// --set wins over --answers.
+  /// Reads the answers that were given in advance. --set wins over --answers.
   void read_given(Answers allowed) {
     if (!answers.empty()) read_given_answers(given, answers);
     if (!mixed_precision.empty()) given["mixed_precision"] = {mixed_precision, config::Origin::Flag, "--mixed-precision"};
@@ -65,7 +65,7 @@ config::Settings read_configuration(const fs::path& place) {
   return settings;
 }
 
-/// Returns the file to which a changed configuration is written: the new file, or the old one again.
+/// Returns the file to which a changed configuration is written: the file of --output-file, or else the file that was read.
 fs::path place_to_write(const CommandFlags& flags) {
   if (flags.output.empty() && config::is_deepspeed_file(flags.place())) {
     throw ConfigError("{} is a file of DeepSpeed, which could not read the changed file; name a new file with --output-file", flags.place());

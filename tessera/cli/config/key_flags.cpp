@@ -20,12 +20,12 @@ std::string flag_of(std::string_view key) {
   return flag;
 }
 
-/// All names of a key's flag, for errors: they can't tell which of the names the user wrote.
+/// Returns all names of a key's flag, for errors, because ConfigFlags does not know which of the names the user wrote.
 std::string any_flag_of(const config::Key& key) {
   return flag_of(key.name) + (key.flag.empty() ? "" : fmt::format(" ({})", key.flag));
 }
 
-/// The values of a key's flag, as help shows and shells complete them.
+/// Returns the values of a key's flag in the form in which help shows them and shells complete them.
 std::string values_of(const config::Key& key) {
   if (key.kind == config::Kind::Bool) return "TEXT:{true,false}";
   if (key.kind == config::Kind::Choice) return fmt::format("TEXT:{{{}}}", fmt::join(key.choices, ","));
@@ -79,7 +79,7 @@ config::Settings ConfigFlags::settings(std::optional<int> ranks_here) const {
                       printable(nodes->second));
   }
   for (const auto& [key, value] : *values_) settings.set(key, value, config::Origin::Flag, any_flag_of(*config::find_key(key)));
-  // Only for a single host, because several hosts may have different numbers of ranks.
+  // On a single host, --nproc-per-node sets num_processes. On several hosts it does not, because they may have different numbers of ranks.
   if (ranks_here && *ranks_here > 0 && settings.integer("num_machines") == 1 &&
       settings.setting("num_processes").origin != config::Origin::Flag)
     settings.set("num_processes", std::to_string(*ranks_here), config::Origin::Flag, "--nproc-per-node");

@@ -19,8 +19,9 @@ class ConfigFlags {
   /// Adds the flags, and --config-file.
   explicit ConfigFlags(CLI::App& command);
 
-  /// Returns the settings. A flag wins over the environment, and that over the file (`--config-file`, or else config::usual_file()).
-  /// `ranks_here` is the value of --nproc-per-node. On a single host it wins over num_processes of the file.
+  /// Returns the settings. A flag wins over the environment, and the environment over the file (`--config-file`, or else
+  /// config::usual_file()). `ranks_here` is the value of --nproc-per-node. On a single host it sets num_processes, unless the flag
+  /// --num-processes is given.
   config::Settings settings(std::optional<int> ranks_here) const;
 
  private:

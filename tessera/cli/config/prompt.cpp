@@ -29,14 +29,14 @@ ConfigError input_ended(const Question& question) {
       question.text, question.name);
 }
 
-/// Reads byte by byte, so that input after the line stays for the next question.
+/// Reads a line byte by byte, so that input after the line stays for the next question.
 std::optional<std::string> read_line() {
   std::string line;
   for (;;) {
     char letter = 0;
     const auto count = ::read(STDIN_FILENO, &letter, 1);
     if (count < 0 && errno == EINTR) continue;
-    if (count != 1) return std::nullopt;  // a line without an end may be incomplete
+    if (count != 1) return std::nullopt;  // the input ended within a line, which may be incomplete
     if (letter == '\n') break;
     line += letter;
   }
@@ -49,7 +49,7 @@ size_t default_place(const Question& question) {
   return found == question.choices.end() ? 0 : static_cast<size_t>(found - question.choices.begin());
 }
 
-/// " [yes/NO]", " [1]"
+/// Returns a hint that shows the default, such as " [yes/NO]" or " [1]".
 std::string default_hint(const Question& question) {
   if (question.otherwise == "yes") return " [YES/no]";
   if (question.otherwise == "no") return " [yes/NO]";
@@ -66,7 +66,7 @@ std::string ask_line(const Question& question) {
   return *line;
 }
 
-/// Returns the value of the choice with this number, counted from 1, or the text itself if it is no such number.
+/// Returns the value of the choice whose number, counted from 1, is the text; returns the text itself if it is no such number.
 std::string value_at(const Question& question, const std::string& text) {
   const auto number = config::to_integer(text).value_or(0);
   if (number < 1 || number > std::ssize(question.choices)) return text;
@@ -102,7 +102,7 @@ size_t moved(size_t place, size_t places, char key) {
   return key > '0' && key <= '9' && number <= places ? number - 1 : place;
 }
 
-/// Moves `place` by keys until one ends the menu, and returns that key; nothing if the input ended.
+/// Moves `place` by keys until a key ends the menu, and returns that key; nothing if the input ended.
 std::optional<char> move_in_menu(const Question& question, size_t& place) {
   const RawTerminal terminal;
   const auto up = fmt::format("\x1b[{}A", question.choices.size());
@@ -123,7 +123,7 @@ std::string ask_menu(const Question& question) {
   auto place = default_place(question);
   const auto end = move_in_menu(question, place);
   if (!end) throw input_ended(question);
-  if (*end == RawTerminal::kInterrupt) ::raise(SIGINT);  // now that the terminal has its state back
+  if (*end == RawTerminal::kInterrupt) ::raise(SIGINT);  // raised after RawTerminal has restored the terminal
   const auto* const colon = question.text.ends_with('?') ? "" : ":";
   show(fmt::format("\x1b[1A\x1b[K{}{} {}\n", question.text, colon, question.choices[place].label));
   return question.choices[place].value;

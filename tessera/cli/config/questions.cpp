@@ -37,7 +37,7 @@ Question question_of(const config::Key& key) {
   return question;
 }
 
-/// The value of the choice that an answer names, by its value or its label in any case; nothing if it names none.
+/// Returns the value of the choice whose value or label is the answer, in any case; nothing if there is no such choice.
 std::optional<std::string> chosen_value(const Question& question, const std::string& answer) {
   const auto same = [&](const std::string& text) {
     return std::ranges::equal(text, answer, [](unsigned char a, unsigned char b) { return std::tolower(a) == std::tolower(b); });
@@ -69,7 +69,7 @@ class Interview {
     }
     if (!is_alone()) ask("num_processes");
     if (!settings_.is_set("mixed_precision")) ask("mixed_precision");
-    // Given answers to questions that were not asked count, too.
+    // Answers that were given to questions that were not asked count, too.
     set_given(settings_, given_);
     settings_.expect_consistent();
     return settings_;
@@ -134,7 +134,7 @@ class Interview {
         return;
       } catch (const ConfigError& error) {
         complaint = error.what();
-      } catch (const IoError& error) {  // a file that was named can't be read
+      } catch (const IoError& error) {  // the file that the answer names can't be read
         complaint = error.what();
       }
     }
@@ -152,7 +152,7 @@ class Interview {
       question.choices = {{"SHARDED_STATE_DICT", "SHARDED_STATE_DICT"}, {"FULL_STATE_DICT", "FULL_STATE_DICT"}};
     ask_until(question, [&](const std::string& answer, const std::string& where) {
       auto value = chosen_value(question, answer).value_or(answer);
-      if (where.empty()) value = config::to_value(key, value);  // an error about what was just typed needs no place
+      if (where.empty()) value = config::to_value(key, value);  // the error names no place, because the user has just typed the value
       auto changed = settings_;
       changed.set(name, value, Origin::File, where.empty() ? "your answer" : where);
       changed.expect_consistent();

@@ -16,31 +16,32 @@ struct Choice {
 };
 
 struct Question {
-  std::string name;                  // for answers given in advance; mostly the name of a key
+  std::string name;                  // by which an answer can be given in advance; mostly the name of a key
   std::string text;                  // "How many machines take part?"
-  std::vector<Choice> choices = {};  // those of a menu; if empty, the answer is any text
+  std::vector<Choice> choices = {};  // the choices of a menu; if empty, the answer is any text
   std::string otherwise = {};        // the value of an empty answer; if empty, an answer is required
 };
 
-/// Asks once; `complaint` says what is wrong with the last answer to the same question, and is empty at first.
+/// Asks a question once. `complaint` says what is wrong with the last answer to the same question, and is empty at first.
 using Ask = std::function<std::string(const Question& question, const std::string& complaint)>;
 
-/// Answers that were given before the questions, by their names.
+/// Answers that were given in advance, by the names of their questions.
 using GivenAnswers = std::map<std::string, config::Setting, std::less<>>;
 
 /// Adds the answer of --set: "KEY=VALUE".
 void add_given_answer(GivenAnswers& answers, const std::string& assignment);
-/// Adds the answers in a YAML file of names and values. Names in sections count like those at the top.
+/// Adds the answers in a YAML file of names and values. Names in sections count like names at the top of the file.
 void read_given_answers(GivenAnswers& answers, const std::string& file);
 
 /// Whether this is the name of a question that belongs to no key, such as use_deepspeed.
 bool is_question(std::string_view name);
 
-/// Asks the questions without a given answer, in the order of `accelerate config`, and returns the settings. Throws ConfigError for a given
-/// answer that is invalid.
+/// Asks the questions that `given` does not answer, in the order of `accelerate config`, and returns the settings. Throws ConfigError for a
+/// given answer that is invalid.
 config::Settings interview(const Ask& ask, GivenAnswers given);
 
-/// The settings of `tessera config default`: one rank on the CPU, with FSDP, so that more ranks would share one model. Given answers win.
+/// Returns the settings of `tessera config default`: one rank on the CPU, with FSDP, so that more ranks would share one model. Given
+/// answers win over these settings.
 config::Settings default_settings(const GivenAnswers& given);
 
 /// Sets the keys to the given answers. Throws ConfigError for a name that is not a key.

@@ -38,7 +38,8 @@ std::optional<char> read_byte() {
   return byte;
 }
 
-/// Whether more bytes of a key's sequence are there. They arrive at once; the key Escape alone has none.
+/// Whether more bytes of a key's escape sequence can be read. The bytes of a sequence arrive together; no bytes follow that of the key
+/// Escape.
 bool has_more() {
   pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
   return ::poll(&input, 1, 50) == 1;
@@ -74,7 +75,7 @@ std::optional<char> RawTerminal::read_key() const {
   const auto second = read_byte();
   if (second != '[' && second != 'O') return kOther;
   auto last = read_byte();
-  while (last && (*last == ';' || (*last >= '0' && *last <= '9'))) last = read_byte();  // parameters, which a key has with Shift or Ctrl
+  while (last && (*last == ';' || (*last >= '0' && *last <= '9'))) last = read_byte();  // parameters; a key with Shift or Ctrl has some
   return last == 'A' ? kUp : last == 'B' ? kDown : kOther;
 }
 

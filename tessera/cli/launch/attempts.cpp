@@ -20,7 +20,7 @@
 namespace tessera::cli {
 namespace {
 
-/// One job, over all its attempts.
+/// Runs one job through all its attempts.
 class Attempts {
  public:
   Attempts(const LaunchPlan& plan, Console& console)
@@ -59,8 +59,8 @@ class Attempts {
         plan_, Nodes::Hooks{.say = [this](const std::string& words) { say(words); }, .wait = [this] { take_signals(); }});
   }
 
-  /// Handles signals while no ranks run here. The first one that comes while nodes agree is passed on to them; any other ends this
-  /// launcher.
+  /// Handles signals while no ranks run here. The first signal that comes while agree() waits for the other nodes is passed on to them; any
+  /// other signal ends this launcher.
   void take_signals() {
     while (const auto signal = signals_.take()) {
       if (*signal == SIGTSTP) {
@@ -158,12 +158,12 @@ class Attempts {
             }};
   }
 
-  /// Returns the environment of the ranks on this host. Clears the variables of other launchers, because those of a launcher that has started
-  /// this one are not true of these ranks.
+  /// Returns the environment of the ranks on this host. Clears the variables of other launchers: if another launcher has started this one,
+  /// its variables are not true of these ranks.
   std::map<std::string, std::string> environment_of(const Share& share) const {
     auto environment = plan_.environment;
     for (const auto name : launcher_variables()) environment[std::string(name)] = "";
-    environment["TESSERA_CONFIG_FILE"] = "";  // launch has read it
+    environment["TESSERA_CONFIG_FILE"] = "";  // launch has read the file already
     environment["TESSERA_STORE"] = environment["TORCHELASTIC_USE_AGENT_STORE"] = "";
     environment["WORLD_SIZE"] = std::to_string(share.world_size);
     environment["LOCAL_WORLD_SIZE"] = std::to_string(share.ranks);
@@ -185,9 +185,9 @@ class Attempts {
   Console& console_;
   std::unique_ptr<Nodes> nodes_;
   HeldSignals signals_;             // made once the other nodes are found; until then a signal just ends this process
-  bool agrees_ = false;             // agree() waits for the other nodes to say how their ranks have ended
+  bool agrees_ = false;             // whether agree() waits for the other nodes to say how their ranks have ended
   std::optional<int> interrupted_;  // the signal that came during agree()
-  int ranks_;                       // of the next attempt
+  int ranks_;                       // how many ranks of this host take part in the next attempt
   int attempt_ = 0;
   std::string run_;
 };

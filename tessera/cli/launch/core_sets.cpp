@@ -16,7 +16,7 @@ int number_in(const std::filesystem::path& file) {
   return number;
 }
 
-/// The kernel puts a link `nodeN` into the folder of each processor.
+/// Reads the NUMA node of a processor from a link `nodeN`, which the kernel puts into the processor's folder.
 int numa_node_of(const std::filesystem::path& processor) {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(processor, ignored)) {

@@ -12,8 +12,8 @@ namespace tessera::cli {
 /// core, then the cores of one NUMA node. `system` is /sys/devices/system.
 std::vector<int> processors_in_order(const std::filesystem::path& system = "/sys/devices/system");
 
-/// Divides the processors, in order, into a part for each rank. The sizes of parts differ by one at most. If there are more ranks than
-/// processors, several ranks share one.
+/// Divides the processors, in their order, into one part for each rank. The sizes of parts differ by one at most. If there are more ranks
+/// than processors, several ranks share a processor.
 std::vector<std::vector<int>> core_sets(const std::vector<int>& processors, int ranks);
 
 /// Returns the processors as the set that sched_setaffinity() takes.

@@ -16,7 +16,7 @@ HeldSignals::HeldSignals() {
   ::sigemptyset(&set);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD}) {
     struct sigaction now{};
-    // If launch was started with a signal ignored (nohup), the ranks must ignore it too.
+    // Leaves out a signal that launch was started with as ignored (nohup), because the ranks must ignore it, too.
     if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) ::sigaddset(&set, signal);
   }
   incoming = Fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));

@@ -27,7 +27,7 @@ namespace {
 
 const std::map<std::string, Tee> kTees = {{"none", Tee::None}, {"out", Tee::Out}, {"err", Tee::Err}, {"both", Tee::Both}};
 
-/// Throws ConfigError if another launcher has started this one as one of several ranks: each of them would start a job of its own.
+/// Throws ConfigError if another launcher has started this one as one of several ranks, because each of these would start a job of its own.
 void refuse_to_be_a_rank() {
   if (const auto size = env("WORLD_SIZE"); size && *size != "1") {
     throw ConfigError(
@@ -63,7 +63,7 @@ struct LaunchFlags {
   }
 };
 
-/// Returns the error for a command line without a number of ranks. Perhaps the user wrote it after the program.
+/// Returns the error for a command line without a number of ranks, which the user may have written after the program.
 ConfigError missing_ranks(const std::vector<std::string>& program) {
   const auto is_it = [](const std::string& word) { return word == "-n" || word.starts_with("--nproc"); };
   const bool is_behind = std::ranges::any_of(program, is_it);
@@ -72,7 +72,7 @@ ConfigError missing_ranks(const std::vector<std::string>& program) {
                                : "--nproc-per-node is required, or num_processes in the configuration; see tessera launch --help");
 }
 
-/// Returns the number of ranks on this host: that of the flag, or else the host's share of num_processes.
+/// Returns the number of ranks on this host: the value of --nproc-per-node, or else the host's share of num_processes.
 int ranks_of(const CLI::App& command, const LaunchFlags& flags, const config::Settings& settings) {
   const bool given = command.count("--nproc-per-node") > 0;
   if (!given && !settings.is_set("num_processes")) throw missing_ranks(command.remaining());
@@ -85,7 +85,7 @@ int ranks_of(const CLI::App& command, const LaunchFlags& flags, const config::Se
   return static_cast<int>(ranks);
 }
 
-/// Splits HOST:PORT, also [::1]:29500 or HOST alone, and sets the two keys of the settings.
+/// Splits HOST:PORT, [::1]:29500 or HOST alone, and sets the keys of the settings for host and port.
 void read_endpoint(const std::string& endpoint, config::Settings& settings) {
   const bool brackets = endpoint.starts_with('[');
   const auto colon = endpoint.ends_with(']') ? std::string::npos : endpoint.rfind(':');
@@ -99,8 +99,8 @@ void read_endpoint(const std::string& endpoint, config::Settings& settings) {
   settings.expect_consistent();
 }
 
-/// Returns the number of this node: that of the flag or of the configuration, or else this launcher's rank under another launcher, such as
-/// srun with one task on each node.
+/// Returns the number of this node: machine_rank of the flags or the configuration, or else this launcher's rank under another launcher,
+/// such as srun with one task on each node.
 int node_of(const config::Settings& settings, int nodes) {
   if (settings.is_set("machine_rank")) return static_cast<int>(settings.integer("machine_rank"));
   const auto identity = identity_from_environment();

@@ -45,7 +45,7 @@ void LineRelay::pump() {
 }
 
 void LineRelay::finish() {
-  // Reads no more than the pipe holds, because a process that was left behind may never stop writing.
+  // Reads no more than the pipe holds, because a process that the rank has left behind may never stop writing.
   auto left = static_cast<int64_t>(std::max(::fcntl(source_.get(), F_GETPIPE_SZ), 0));
   while (source_ && left > 0) {
     const auto count = read_some();
@@ -58,7 +58,7 @@ void LineRelay::finish() {
   ready_.clear();
 }
 
-/// Returns the number of bytes; 0 if there are none at present or the end is reached.
+/// Reads from the source once. Returns the number of bytes; 0 if there are none at present or the end is reached.
 size_t LineRelay::read_some() {
   std::array<char, 65536> buffer;
   const auto count = ::read(source_.get(), buffer.data(), buffer.size());
@@ -80,7 +80,7 @@ void LineRelay::take(std::string_view text) {
       end_line();
       continue;
     }
-    // A carriage return may belong to the line end, so it clears the line only when another letter follows.
+    // A carriage return may belong to the line end "\r\n", so it clears the line only when another letter follows.
     if (line_.ends_with('\r') && letter != '\r') line_.clear();
     line_ += letter;
     if (line_.size() == kLongestLine) end_line();

@@ -16,8 +16,8 @@ namespace tessera::cli {
 /// Remembers the lines that ranks have printed lately, so that a line which all ranks print is shown once.
 class RecentLines {
  public:
-  /// Returns another rank that has just printed this line, or remembers the line if there is none. Short lines may be equal by chance, so a
-  /// short line is looked up only if the line before it was a repetition, too (`goes_on`).
+  /// If another rank has just printed this line, returns that rank; otherwise remembers the line. Short lines may be equal by chance, so a
+  /// short line is looked up only if this rank's line before it was a repetition, too (`goes_on`).
   std::optional<int> printed_by_another(int rank, const std::string& line, bool goes_on);
 
  private:
@@ -66,7 +66,7 @@ class LineRelay {
   std::deque<std::string> last_lines_;
   int rank_;
   RecentLines* recent_;
-  std::optional<int> repeats_;  // the rank that had printed the last line before this one did
+  std::optional<int> repeats_;  // if the last line was a repetition, the rank that had printed it before
 };
 
 }  // namespace tessera::cli

@@ -22,11 +22,11 @@ namespace tessera::cli {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(200);  // how often to reread the launch record once a rank has ended
-constexpr auto kLastWords = std::chrono::seconds(1);    // after a failure, before SIGTERM
-constexpr auto kEnough = std::chrono::seconds(3);       // after SIGTERM, before SIGKILL
+constexpr auto kLastWords = std::chrono::seconds(1);    // the time between a failure and SIGTERM
+constexpr auto kEnough = std::chrono::seconds(3);       // the time between SIGTERM and SIGKILL
 
-constexpr auto kSameKey = std::chrono::milliseconds(200);     // a second signal from the keyboard within this time is the same one
-constexpr auto kSameEvent = std::chrono::milliseconds(1000);  // any other second signal within this time is the same one
+constexpr auto kSameKey = std::chrono::milliseconds(200);     // within this time, a second typed signal counts as the same signal
+constexpr auto kSameEvent = std::chrono::milliseconds(1000);  // within this time, any other second signal counts as the same signal
 
 bool is_typed(int signal) {
   return signal == SIGINT || signal == SIGQUIT;
@@ -84,7 +84,7 @@ void LocalJob::start(int place) {
   Pipe out, err;
   const auto prepare = [&] {
     ::setpgid(0, 0);
-    // The rank is not in the terminal's foreground group, so these signals would stop it when it uses the terminal.
+    // The rank is not in the terminal's foreground group, so SIGTTIN and SIGTTOU would stop it when it uses the terminal.
     ::signal(SIGPIPE, SIG_DFL);
     ::signal(SIGTTIN, SIG_IGN);
     ::signal(SIGTTOU, SIG_IGN);
@@ -125,8 +125,8 @@ Ending LocalJob::run() {
       relay.finish();
       if (const auto trouble = relay.log().trouble()) ending_.trouble.push_back(*trouble);
     }
-    // SIGKILL that the launcher did not send: somebody did, or memory ran out. With --min-ranks, a further
-    // attempt does without this rank.
+    // This SIGKILL is not from the launcher: somebody else sent it, or memory ran out. With --min-ranks, a further attempt does without
+    // this rank.
     if (*rank.status == 128 + SIGKILL && !rank.stopped && !interrupted_) ending_.ranks--;
   }
   for (const auto& [rank, told] : record_.read()) {
@@ -176,9 +176,9 @@ std::vector<int> LocalJob::stopped() const {
   return numbers;
 }
 
-/// Follows the records from the rank that ended first to the rank because of which it failed, and so on, and makes the last one that can be
-/// reported the failed rank. Returns the words about its own culprit if that can't be reported, because it is on another node, still ran, or
-/// ended with status 0.
+/// Looks for the rank that caused the failure, and makes it the failed rank: follows the launch record from the rank that ended first to
+/// the rank because of which that rank failed, and so on. Returns the words about the cause of the failed rank's own failure if the cause
+/// is a rank that can't be reported, because it is on another node, still ran, or ended with status 0.
 std::string LocalJob::find_culprit() {
   auto told = record_.read();
   int rank = *failed_rank_;
@@ -225,7 +225,7 @@ std::string LocalJob::report() const {
 
 void LocalJob::wait_for_news() {
   std::vector<pollfd> sources = {{.fd = signals_.incoming.get(), .events = POLLIN, .revents = 0},
-                                 {.fd = job_.news, .events = POLLIN, .revents = 0}};  // poll() leaves -1 out
+                                 {.fd = job_.news, .events = POLLIN, .revents = 0}};  // poll() ignores a descriptor of -1
   for (const auto& rank : ranks_) {
     for (const auto& relay : rank.output) {
       if (relay.source() >= 0) sources.push_back({.fd = relay.source(), .events = POLLIN, .revents = 0});
@@ -260,7 +260,7 @@ void LocalJob::take_signals() {
 void LocalJob::take_signal(int signal) {
   if (signal == SIGTSTP) return stop_for_a_while();
   if (signal == SIGCHLD) return;
-  if (signal == SIGUSR1 || signal == SIGUSR2) return send(signal);  // the meaning of these is up to the program
+  if (signal == SIGUSR1 || signal == SIGUSR2) return send(signal);  // the program gives these signals their meaning
   const auto now = Clock::now();
   if (!interrupted_) {
     if (is_typed(signal) && console_.err().is_terminal()) console_.err().write("\n");  // the terminal has just written ^C
@@ -324,7 +324,8 @@ void LocalJob::keep_watchdog() {
   }
 }
 
-/// A rank that ends well without joining the others leaves them waiting until their time limit.
+/// Makes a rank the failed rank if it has ended with status 0 while others wait for it to join, because they would wait until their time
+/// limit.
 void LocalJob::find_early_leaver() {
   if (failed_rank_ || interrupted_) return;
   const auto running_ranks = running();
@@ -350,7 +351,7 @@ void LocalJob::fail(int rank) {
   stop_soon();
 }
 
-/// Plans to stop the ranks after a failure, with time for them to print what they know about it.
+/// Plans to stop the ranks after a failure. Before that, they have time to print what they know about it.
 void LocalJob::stop_soon() {
   const auto now = Clock::now();
   plan_ = {{now + kLastWords, SIGTERM}, {now + kLastWords + kEnough, SIGKILL, fmt::format("{} s after SIGTERM", kEnough.count())}};

@@ -28,15 +28,15 @@ enum class Tee { None, Out, Err, Both };
 /// The part of a job that runs on this host.
 struct Job {
   std::vector<std::string> command;
-  std::map<std::string, std::string> environment = {};  // of every rank
+  std::map<std::string, std::string> environment = {};  // variables of every rank
   int first_rank = 0, ranks = 1, world_size = 1;
   std::vector<std::vector<int>> cores = {};  // the processors of each rank; empty: any
-  std::filesystem::path logs = {};           // of all attempts; empty: none
+  std::filesystem::path logs = {};           // the folder of the logs of all attempts; empty: none
   int attempt = 0;
   Tee tee = Tee::Both;
-  std::chrono::seconds grace = std::chrono::seconds(10);  // for ranks that got a signal that was passed on
+  std::chrono::seconds grace = std::chrono::seconds(10);  // how long ranks may run after a signal was passed on to them
   // The connection to the other hosts of the job. A byte comes through `news` when the ranks here have to end: a signal to pass on, or 0 if
-  // ranks of another host have failed. `tell` tells the other hosts the same about the ranks here.
+  // ranks of another host have failed. `tell` sends such a byte about the ranks here to the other hosts.
   int news = -1;
   std::function<void(int signal)> tell = [](int) {};
 };
@@ -47,8 +47,8 @@ class LocalJob {
   /// RANK, LOCAL_RANK, and the paths of the launch record and of the error file to the environment.
   LocalJob(Job job, Console& console, HeldSignals& signals);
 
-  /// Relays output and signals until all ranks have ended. When one fails, the others get a moment to print what they know about it, then
-  /// SIGTERM, then SIGKILL. Some output may still wait in the console.
+  /// Relays output and signals until all ranks have ended. When a rank fails, the others get a moment to print what they know about the
+  /// failure, then SIGTERM, then SIGKILL. On return, some output may still wait in the console.
   Ending run();
 
  private:
@@ -58,13 +58,13 @@ class LocalJob {
     std::list<LineRelay> output;  // the last one is standard error
     std::optional<int> status;
     std::string error_path;
-    bool stopped = false;                   // the launcher has stopped it
-    std::optional<ErrorRecord> error = {};  // the error that it has recorded, read at the end
+    bool stopped = false;                   // launch has stopped this rank
+    std::optional<ErrorRecord> error = {};  // the error that this rank has recorded, read at the end
   };
   struct Step {
     Clock::time_point when;
     int signal;
-    std::string after = {};  // for the message about SIGKILL: when it comes
+    std::string after = {};  // words of the message about SIGKILL that say when it comes
   };
 
   void start(int place);
@@ -100,8 +100,8 @@ class LocalJob {
   Watchdog watchdog_;
   bool watchdog_missed_ = false;  // the watchdog has ended and could not be started again
   LaunchRecord record_;
-  std::list<MemoryFile> error_files_;  // used if there are no logs
-  size_t first_relay_ = 0;             // whose turn it is to write first
+  std::list<MemoryFile> error_files_;  // error files in memory, used if there are no logs
+  size_t first_relay_ = 0;             // the index of the rank whose output is relayed first
   RecentLines recent_errors_;
   std::vector<Rank> ranks_;
   std::vector<Step> plan_;  // when to send which signal to the ranks that still run
@@ -109,7 +109,7 @@ class LocalJob {
   Clock::time_point interrupted_at_;
   std::optional<int> failed_rank_;  // the rank because of which the job failed
   std::vector<int> left_waiting_;   // the ranks that waited at the start for the failed rank, which ended with status 0
-  std::string because_;             // for the message: because of which other rank the failed one failed
+  std::string because_;             // words of the message that name another rank because of which the failed rank failed
   bool ended_from_elsewhere_ = false;
   Ending ending_;
 };

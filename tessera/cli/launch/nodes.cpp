@@ -28,8 +28,8 @@ constexpr auto kPoll = std::chrono::milliseconds(20);
 constexpr auto kBeat = std::chrono::seconds(1);
 constexpr auto kPatience = std::chrono::milliseconds(200);
 constexpr auto kMeeting = std::chrono::seconds(300);  // how long to wait until all nodes are there
-constexpr auto kNotice = std::chrono::seconds(10);    // after this a line says which nodes are missing
-constexpr auto kFarewell = std::chrono::seconds(5);   // the time that others have to read the verdict before node 0 ends
+constexpr auto kNotice = std::chrono::seconds(10);    // after this time, a line says which nodes are missing
+constexpr auto kFarewell = std::chrono::seconds(5);   // how long node 0 waits for others to read the verdict before it ends
 
 std::string host_name() {
   std::array<char, HOST_NAME_MAX + 1> name{};
@@ -74,7 +74,7 @@ std::string too_few_ranks(int left, int least) {
   return fmt::format("{} of at least {} ranks are left, so this was the last attempt", left, least);
 }
 
-/// Makes a call of the store. Turns its exceptions, which may be of any type, into an error that names node 0.
+/// Calls the store. Turns exceptions of the call, which may be of any type, into an error that names node 0.
 template <class Call>
 auto Nodes::asking_node_0(Call&& call) const {
   const auto gone = [&](const std::string& why) {
@@ -92,7 +92,7 @@ auto Nodes::asking_node_0(Call&& call) const {
 
 Nodes::Nodes(const LaunchPlan& plan, Hooks hooks) : plan_(plan), hooks_(std::move(hooks)), store_(connect(plan_)) {
   ::fcntl(news_.read.get(), F_SETFL, O_NONBLOCK);
-  store_->setTimeout(plan_.node_timeout);  // node 0 is lost after the same time without an answer as any other node
+  store_->setTimeout(plan_.node_timeout);  // node 0 counts as lost after the same time without an answer as any other node
   watcher_ = quiet_thread([this] { keep_in_touch(); });
 }
 
@@ -131,7 +131,8 @@ std::string Nodes::await(const std::string& key) {
   return read(key);
 }
 
-/// Sets attempt_ to the next attempt, which node 0 counts. A launcher that was started while the job runs waits for that.
+/// Sets attempt_ to the number of the next attempt. Node 0 counts attempts; a launcher that was started while the job runs waits until node
+/// 0 begins another attempt.
 void Nodes::find_attempt() {
   if (decides()) {
     attempt_++;
@@ -312,7 +313,7 @@ Ending Nodes::agree(const Ending& own, bool may_restart) {
     const auto present = static_cast<int64_t>(members_.size() - lost_.size());
     while (store_->add(key("read"), 0) < present && Clock::now() < last) pause();
   }
-  char rest = 0;  // drops news that came after the ranks had ended
+  char rest = 0;  // drops news that came after the ranks here had ended
   while (::read(news_.read.get(), &rest, 1) == 1) {
   }
   return all;
@@ -349,7 +350,7 @@ Ending Nodes::decide(bool may_restart) {
     all.report = fmt::format("on node {} ({}): {}", *blamed, members_[*blamed].host, ends[*blamed].report);
   }
   all.again = may_restart && !all.interrupted && (blamed || !lost.empty());
-  if (all.again && lost.empty()) {  // if nodes are lost, the next attempt waits for them and counts again
+  if (all.again && lost.empty()) {  // if nodes are lost, the next attempt waits for them and then counts ranks again
     int left = 0;
     for (const auto& [node, end] : ends) left += end.ranks;
     if (left < plan_.min_ranks) {

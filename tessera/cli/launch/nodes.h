@@ -27,16 +27,16 @@ class Store;
 
 namespace tessera::cli {
 
-/// This host's share of an attempt to run a job: its ranks, and what they need to meet the others.
+/// This host's share of an attempt to run a job: its ranks, and what they need to meet the ranks of other hosts.
 struct Share {
   int attempt = 0;
   int first_rank = 0, ranks = 1, world_size = 1;
   int node = 0, nodes = 1;
   std::string host = "127.0.0.1";  // where rank 0 listens
   int port = 0;
-  std::string secret = {};              // a process without it can't join
+  std::string secret = {};              // a process without the secret can't join
   std::string run = {};                 // the name of the run, the same for all attempts
-  int max_restarts = 0, min_ranks = 0;  // those of node 0
+  int max_restarts = 0, min_ranks = 0;  // node 0's settings, which hold for all nodes
 };
 
 /// Returns the message for a job that ends because it has fewer ranks left than --min-ranks.
@@ -46,7 +46,7 @@ class Nodes {
  public:
   struct Hooks {
     std::function<void(const std::string& words)> say;
-    std::function<void()> wait;  // called repeatedly while meet() and agree() wait; if it throws, they end
+    std::function<void()> wait;  // called repeatedly while meet() or agree() waits; if it throws, the waiting function ends
   };
 
   /// Connects to node 0. The plan must outlive the object. Throws an Error that says what to do if the connection fails.
@@ -54,7 +54,8 @@ class Nodes {
   Nodes(Nodes&&) = delete;
   ~Nodes();
 
-  /// Begins an attempt with so many ranks here: waits for the other nodes and returns this host's share. Throws an Error if not enough come.
+  /// Begins an attempt with this many ranks on this host: waits for the other nodes and returns this host's share. Throws an Error if not
+  /// enough nodes come.
   Share meet(int ranks);
 
   /// The descriptor from which a byte can be read when another node has failed (0), or was asked to end by a signal (its number).
@@ -94,7 +95,7 @@ class Nodes {
   int attempt_ = -1;
   struct Member {
     std::string host;
-    std::string id;  // of the launcher process; in the next attempt the node may have another
+    std::string id;  // names the launcher process; in the next attempt, the node may have another launcher
   };
   std::map<int, Member> members_;  // the nodes of this attempt, by their numbers
 

@@ -258,7 +258,7 @@ TEST(Nodes, HaveTheFlagsOfNode0) {
   auto of_two = two.start(0, "1", {"true"});
   const auto refused = three.start(1, "1", {"true"}).end();
   EXPECT_EQ(refused.status, 1);
-  EXPECT_THAT(refused.err, HasSubstr("--nnodes 3 here, but 2 on node 0"));
+  EXPECT_THAT(refused.err, HasSubstr("--nnodes is 3 here, but 2 on node 0"));
   ::kill(of_two.pid(), SIGTERM);
 }
 

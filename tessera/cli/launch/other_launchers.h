@@ -11,10 +11,12 @@ class App;
 
 namespace tessera::cli {
 
-/// Returns why a flag or a command of those launchers is refused, and what to write instead; empty if it is not one of theirs.
+/// Returns why launch refuses a flag or command of torchrun or of Accelerate's launcher, and what to write instead; empty if the word is
+/// neither.
 std::string reason_against(const CLI::App& command, const std::string& word);
 
-/// Adds the flags of those launchers that have no effect here. Each one that is given adds a remark, unless it asks for what is so anyway.
+/// Adds the flags of these launchers that have no effect here. Each flag that is given adds a remark, unless it asks for what launch does
+/// in any case.
 void add_flags_without_effect(CLI::App& launch, const std::shared_ptr<std::vector<std::string>>& remarks);
 
 }  // namespace tessera::cli

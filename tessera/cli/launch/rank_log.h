@@ -21,13 +21,13 @@ class LogFile {
   explicit LogFile(std::filesystem::path path);
 
   void write(std::string_view bytes);
-  /// "logs/x/stdout.log lost 12 bytes: No space left on device"
+  /// Returns a message such as "logs/x/stdout.log lost 12 bytes: No space left on device"; nothing if no byte was lost.
   std::optional<std::string> trouble() const;
 
  private:
   std::filesystem::path path_;
   Fd file_;
-  uint64_t lost_ = 0;  // bytes
+  uint64_t lost_ = 0;  // how many bytes were lost
   int reason_ = 0;     // errno of the first loss
 };
 

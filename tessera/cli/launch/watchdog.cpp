@@ -29,9 +29,9 @@ struct CommandLine {
   CommandLine() {
     std::ifstream file("/proc/self/stat");
     const std::string text{std::istreambuf_iterator<char>(file), {}};
-    std::istringstream rest(text.substr(text.rfind(')') + 1));  // a name may have spaces
+    std::istringstream rest(text.substr(text.rfind(')') + 1));  // the name, in parentheses, may have spaces
     const std::vector<std::string> fields{std::istream_iterator<std::string>(rest), {}};
-    constexpr size_t kBegin = 45, kEnd = 46;  // fields 48 and 49 of proc(5), which counts from 1 and has two more before these
+    constexpr size_t kBegin = 45, kEnd = 46;  // fields 48 and 49 of proc(5), which counts from 1; `rest` leaves out the first two
     if (fields.size() <= kEnd) return;
     const auto from = std::stoull(fields[kBegin]), to = std::stoull(fields[kEnd]);
     if (from == 0 || to <= from) return;
@@ -39,7 +39,7 @@ struct CommandLine {
     size = to - from;
   }
 
-  /// Makes only async-signal-safe calls.
+  /// Writes `text` over the command line. Makes only async-signal-safe calls.
   void overwrite(const char* text) const {
     if (size == 0) return;
     std::memset(begin, 0, size);
@@ -84,7 +84,7 @@ void Watchdog::start() {
 
 bool Watchdog::revive() {
   if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) != pid_) return false;
-  pid_ = -1;  // until the next one runs
+  pid_ = -1;  // in case start() throws
   start();
   return true;
 }

@@ -18,7 +18,7 @@ class Watchdog {
   /// Sets the process group to kill when this process ends; 0 for none. `place` is one of the `groups` places of the constructor.
   void watch(int place, pid_t group) { groups_[place] = group; }
 
-  /// Starts the watchdog's process again if it has ended, and returns whether it had. Throws IoError if it can't be started now.
+  /// If the watchdog's process has ended, starts it again and returns true. Throws IoError if it can't be started now.
   bool revive();
 
  private:

@@ -25,7 +25,7 @@ struct TokenizeCommand {
   std::string chat, end;
   llm::TokenizeOptions options;
 
-  /// The token that ends a document: the one of --end, or else the one with which the model's texts end.
+  /// Returns the token that ends a document: the token of --end, or else the token with which the model's texts end.
   std::optional<int32_t> end_of_document(const data::Tokenizer& known) const {
     if (end == "none") return {};
     if (!end.empty()) {

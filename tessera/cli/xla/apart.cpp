@@ -19,7 +19,7 @@ namespace tessera::cli {
 namespace {
 
 constexpr const char* kStartedApart = "TESSERA_STARTED_APART";
-constexpr int kNeverEnded = 124;  // the status of timeout(1)
+constexpr int kNeverEnded = 124;  // the status that timeout(1) gives to a program that does not end
 
 using Clock = std::chrono::steady_clock;
 
@@ -46,7 +46,7 @@ std::vector<std::string> own_command() {
   return words;
 }
 
-/// Returns the line that says why the program ended: the last one that glog begins with F, or else the last line.
+/// Returns the line that says why the program ended: the last line that begins with F, as glog's fatal errors do, or else the last line.
 std::string last_words(const std::string& text) {
   const auto fatal = text.rfind("\nF");
   auto words =

@@ -33,7 +33,7 @@ struct ProgramFlags {
   bool as_json = false, as_text = false;
 };
 
-/// {4711, 2} of "4711_2.mlir"
+/// Returns {4711, 2} for "4711_2.mlir".
 std::optional<std::pair<int64_t, int64_t>> process_and_number(std::string_view name) {
   constexpr std::string_view kEnding = ".mlir";
   const auto middle = name.find('_');

@@ -18,7 +18,7 @@ void add_xla_program_command(CLI::App& xla, std::function<int()>& chosen);
 /// ..., "memory": {...}}]}.
 nlohmann::ordered_json runs_in(const std::filesystem::path& folder);
 
-/// Prints, for people, the operators that ran on the CPU, and the reads by the host that cut steps.
+/// Prints, for people, the operators that ran on the CPU, and the host's reads that split steps.
 void print_cuts(const nlohmann::ordered_json& run);
 
 /// Prints, for people, pjrt::figures_of(): memory, floating-point operations, and what makes devices wait for each other.

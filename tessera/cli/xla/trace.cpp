@@ -22,10 +22,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kRunsOfAStep = 3;  // enough that the last part of a step that a read cuts has run twice
+constexpr int64_t kRunsOfAStep = 3;  // after so many, the last part of a step that a read cuts has run twice
 
-/// Returns the largest program with a backward pass that was traced more than once; nothing before one has been traced kRunsOfAStep times
-/// or the run is over. Once is not enough: the first step also makes optimizer state and starting values, so it is another program.
+/// Returns the largest program with a backward pass that was traced more than once; nothing until such a program has been traced
+/// kRunsOfAStep times or the run is over. A program that was traced once may be that of the first step, which also makes optimizer state
+/// and starting values.
 std::optional<TracedStep> step_in(const std::filesystem::path& folder, bool is_over) {
   const Json *largest = nullptr, *of = nullptr;
   int64_t most = 0;

@@ -12,8 +12,8 @@ struct TracedStep {
   nlohmann::ordered_json cuts;  // {"fallbacks": {"aten::histc": 1}, "host_reads": {"item()": 3}}
 };
 
-/// Runs a program without a device, as so many replicas of that plugin, until the program has traced its step repeatedly, and then kills it.
-/// Throws Error with the program's output if the program ends before that.
+/// Runs a program without a device, as `replicas` replicas of the plugin, until the program has traced its step repeatedly, and then kills
+/// it. Throws Error with the program's output if the program ends before that.
 TracedStep traced_step(const std::vector<std::string>& command, int replicas, const std::string& plugin);
 
 }  // namespace tessera::cli

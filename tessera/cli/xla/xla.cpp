@@ -69,7 +69,7 @@ Json json_of(const pjrt::DeviceDescription& device) {
           {"attributes", json_of(device.attributes)}};
 }
 
-/// "8 of kind TPU v5p, 95.7 GB each"
+/// Prints lines such as "8 of kind TPU v5p, 95.7 GB each".
 void print_devices(const std::vector<pjrt::DeviceDescription>& devices) {
   std::map<std::pair<std::string, int64_t>, int> of_kind;
   for (const auto& device : devices) of_kind[{device.kind, device.memory.value_or(0)}]++;
@@ -175,7 +175,7 @@ int compile(const XlaFlags& flags) {
     if (flags.as_json) fmt::print("{}\n", root.dump(2));
     return too_large(first_line(error));
   }
-  // Only programs that a run would compile in the same way are cached. A run tunes kernels for GPUs, and does not reduce the effort.
+  // Caches only programs that a run would compile in the same way. A run tunes kernels for GPUs, and does not reduce the effort.
   const auto cache = flags.effort == 0 && pjrt::Topology::plugin_for(flags.topology) != "cuda" ? pjrt::ProgramCache::of_this_user() : std::nullopt;
   if (cache) cache->keep(plugin, devices, program, options, *compiled);
   const auto memory = compiled->memory();

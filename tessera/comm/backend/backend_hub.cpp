@@ -153,7 +153,7 @@ std::shared_ptr<BackendHub> shared_hub(const c10::intrusive_ptr<c10d::Backend>& 
     std::weak_ptr<BackendHub> hub;
   };
   static std::mutex mutex;
-  static auto& hubs = *new std::map<c10d::Backend*, Known>;  // never destroyed: libtorch may end before this library
+  static auto& hubs = *new std::map<c10d::Backend*, Known>;  // never destroyed, because libtorch's static objects may be destroyed first
   std::lock_guard lock(mutex);
   std::erase_if(hubs, [](const auto& entry) { return entry.second.hub.expired(); });
   if (const auto known = hubs.find(backend.get()); known != hubs.end()) {

@@ -37,10 +37,10 @@ class BackendHub {
 
   int rank() const { return rank_; }
 
-  /// receive() and send() throw the verdict's reason once there is one. The caller keeps the bytes until the work has ended.
+  /// receive() and send() throw the verdict's reason once there is a verdict. The caller keeps the bytes until the work has ended.
   BackendWork receive(Bytes bytes, int peer, int32_t tag);
   BackendWork send(ConstBytes bytes, int peer, int32_t tag);
-  /// Forgets works of receive() that have ended, because abort() must end only those that still run.
+  /// Forgets works of receive() that have ended, because abort() must end only works that still run.
   void forget(std::span<const std::pair<int, BackendWork>> works);
 
   /// Publishes the verdict in the store, and only then closes connections: other ranks that see a connection close find the reason in the
@@ -73,13 +73,13 @@ class BackendHub {
   std::mutex mutex_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::vector<BackendWork> receiving_;
-  LinkFailure verdict_{.kind = LinkFailure::Kind::Aborted};  // without a reason as long as no rank has aborted
+  LinkFailure verdict_{.kind = LinkFailure::Kind::Aborted};  // its reason is empty until a rank has aborted
   c10::intrusive_ptr<c10d::Store> store_;
   const std::string key_;
   std::atomic<int32_t> next_tag_ = kFirstTag;
   std::mutex watching_;
   std::condition_variable_any wake_;
-  std::jthread watcher_;  // last: it uses the members above
+  std::jthread watcher_;  // last, because the thread uses the members above
 };
 
 /// Returns the hub of a backend that belongs to the program. All links over the backend share one hub, however often the program calls

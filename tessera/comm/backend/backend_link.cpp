@@ -15,7 +15,7 @@ namespace {
 
 class BackendLink final : public Link {
  public:
-  /// `global[r]` is the rank in the backend of rank r in this link.
+  /// `global[r]` is the number that rank r of this link has in the backend.
   BackendLink(std::shared_ptr<BackendHub> hub, std::vector<int> global, int32_t tag)
       : hub_(std::move(hub)),
         global_(std::move(global)),
@@ -28,7 +28,7 @@ class BackendLink final : public Link {
   std::span<const int> world_ranks() const override { return global_; }
 
   void combine(Digest& digest, Clock::time_point deadline) override {
-    constexpr int kFew = 3;  // for so few ranks, an all-gather sends as many messages as the dissemination below, in one turn
+    constexpr int kFew = 3;  // for so few ranks, an all-gather sends as many messages as the loop below, in one step
     if (size() <= kFew) {
       for (const auto& each : all_gather_values(*this, digest, deadline)) digest.add(each);
       return;

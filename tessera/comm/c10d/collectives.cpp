@@ -70,7 +70,7 @@ template <class Begin>
 void CollectivesTransport::collective(const Launch& start, const Begin& begin) const try {
   const auto work = begin();
   if (queue_) {
-    work->wait();  // on the device, not here: work that is queued from now on runs after the collective
+    work->wait();  // does not block this thread: work that it queues from now on runs after the collective
   } else {
     work->wait(time_until(start.end));
   }
@@ -80,7 +80,7 @@ void CollectivesTransport::collective(const Launch& start, const Begin& begin) c
   bool failed_on_all = false;
   try {
     // Finds out whether the collective failed on every rank. A rank on which it did not fail combines the hash of its next operation, which
-    // differs.
+    // is not 0.
     Digest digest{.what = Extremes::of(0), .known = {}};
     link_->combine(digest, Clock::now() + (late ? kLinkPatience : 2 * kLinkPatience));
     failed_on_all = digest.agrees();

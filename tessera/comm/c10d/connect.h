@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// Connects by gloo's own collectives in host memory: the transport of devices, for hosts without a device.
+/// Connects by gloo's own collectives in host memory. So CollectivesTransport, which nccl uses, also runs on hosts without a GPU.
 Connection connect_gloo_collectives(const Meeting& meeting);
 
 std::string why_no_nccl();

@@ -23,14 +23,14 @@ std::string_view dtype_name(int8_t dtype) {
   return c10::toString(static_cast<c10::ScalarType>(dtype));
 }
 
-/// Ranks with equal envelopes. Lists of them are in the order of their first ranks.
+/// Ranks with equal envelopes. Lists of Alike are in the order of their first ranks.
 struct Alike {
   const Envelope& envelope;
   std::vector<int> ranks;
 };
 using Alikes = std::vector<Alike>;
 
-/// Whether an envelope is about the same operation on the same unit as the first one, but differs in what `of` returns.
+/// Whether an envelope is about the same operation on the same unit as the first envelope, but differs in what `of` returns.
 bool differ_in(const Alikes& groups, c10::function_ref<uint64_t(const Envelope&)> of) {
   const auto& first = groups.front().envelope;
   return std::ranges::any_of(groups, [&](const Alike& other) {
@@ -77,7 +77,9 @@ std::string advice_about_gradients(const Alikes& groups) {
   const auto adds = [](const Envelope& envelope) -> uint64_t {
     const auto text = envelope.unit.view();
     const auto at = text.find(kEarlierGradients);
-    return at == std::string_view::npos ? 0 : std::hash<std::string_view>()(text.substr(text.rfind(',', at)));  // with their number and hash
+    if (at == std::string_view::npos) return 0;
+    // From the comma before kEarlierGradients on, such as ", added to 3 earlier gradients #1f2a": the hash tells which gradients they are.
+    return std::hash<std::string_view>()(text.substr(text.rfind(',', at)));
   };
   std::string advice;
   if (differ_in(groups, [](const Envelope& envelope) { return envelope.version; })) {

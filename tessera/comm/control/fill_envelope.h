@@ -11,7 +11,7 @@
 namespace tessera {
 
 /// Makes an envelope, in which `fill` describes the operands. If `fill` throws, the envelope says that this rank refuses, so that all ranks
-/// get an error at once instead of waiting for this one; if the rank `is_alone`, it throws.
+/// get an error at once instead of waiting for this one; if the rank `is_alone`, throws UsageError instead.
 Envelope envelope_for(Operation operation, const Subject& subject, c10::function_ref<void(Envelope&)> fill = {}, bool is_alone = false);
 
 /// Describes the tensors. Throws UsageError if they can't be sent. If they `have_parts`, each `own` must fit its `whole`, which has one

@@ -68,7 +68,7 @@ std::string differences(const std::map<int, Rank>& ranks) {
   }
   for (const auto& [operation, variants] : whats) {
     if (variants.size() < 2 || completed[operation.first] > operation.second) continue;
-    // Ranks enter tessera::recover from different points of their programs, so that is not a difference.
+    // Ranks enter tessera::recover from different points of their programs, so that does not count as a difference.
     if (std::ranges::any_of(variants, [](const auto& each) { return each.first.find(kRecovery) != std::string::npos; })) continue;
     auto text = fmt::format("the ranks differ at operation {}:", operation.second);
     for (const auto& [what, numbers] : variants) text += fmt::format("\n  {}: {}", name_ranks(numbers), what);

@@ -14,12 +14,12 @@
 
 namespace tessera {
 
-/// There is one for all groups of a rank. Threads may use it at the same time. Recording allocates no memory.
+/// All groups of a rank share one FlightRecorder. Threads may use it at the same time. Recording allocates no memory.
 class FlightRecorder {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Records where the program is: "backward" of unit "layers.3". An empty phase says that the last one has ended.
+  /// Records where the program is: "backward" of unit "layers.3". An empty phase says that the previous phase has ended.
   void enter(std::string_view phase, std::string_view unit);
   /// Records that an operation of a group begins. `group` is the same number on all ranks of the group. Returns the operation for end().
   uint64_t begin(uint64_t group, const Envelope& envelope);
@@ -43,7 +43,7 @@ class FlightRecorder {
   uint64_t begun_ = 0;  // number of operations so far; the ring has the last of them
   FixedText<32> phase_;
   FixedText<80> unit_;      // only the end of a longer name
-  bool is_inside_ = false;  // whether the program is in the phase for certain, or was there last
+  bool is_inside_ = false;  // whether the program is still in the phase for certain; otherwise it may have left it
   Time entered_ = {};
 };
 

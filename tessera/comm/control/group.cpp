@@ -124,7 +124,7 @@ bool Group::watch_device() try {
   try {
     fail(others_are_late(*link_), oldest.envelope, oldest.limit);
   } catch (const std::exception& error) {
-    log(LogLevel::Error, error.what());  // a wait on the device throws nothing, and the next operation may come late
+    log(LogLevel::Error, error.what());  // waits on the device do not throw it, and the next operation may come late
   }
   under_way_.clear();
   return false;
@@ -143,7 +143,7 @@ void Group::agree(const Envelope& envelope, std::optional<uint64_t> known, Clock
   link_->combine(digest, deadline);
   known_ = digest.known;
   if (known ? digest.what.are_one() : digest.agrees()) return;
-  // All ranks see the same digest, so all come here.
+  // All ranks see the same digest, so all of them exchange envelopes.
   envelopes_ = all_gather_values(*link_, envelope, deadline);
   expect_agreement(envelopes_, traits().world_ranks, callers_.callers());
 }

@@ -27,9 +27,9 @@ namespace tessera {
 /// The state that the communicators of one group share.
 class Group {
  public:
-  /// The ranks agree over the link, and the transport moves their data. Without a link this process stands for all ranks: there is nobody
-  /// to agree with, and operations run in the thread that calls them. `number` is the same on all ranks of the group, and different from
-  /// those of this rank's other groups.
+  /// The ranks agree over the link, and the transport moves their data. Without a link this process runs as all ranks: there is nobody to
+  /// agree with, and operations run in the thread that calls them. `number` is the same on all ranks of the group, and different from the
+  /// numbers of this rank's other groups.
   explicit Group(std::unique_ptr<Transport> transport, std::shared_ptr<Link> link = nullptr,
                  std::shared_ptr<LinkFamily> family = std::make_shared<LinkFamily>(), uint64_t number = 0);
   Group(const Group&) = delete;
@@ -37,7 +37,7 @@ class Group {
   ~Group();
 
  private:
-  friend class Communicator;  // has the operations of a group
+  friend class Communicator;  // its methods are the operations of a group
 
   struct AtomicTraffic {
     std::atomic<uint64_t> calls = 0;
@@ -75,7 +75,7 @@ class Group {
   /// Ends the group if a device has not ended an operation in time. Returns whether any operation is under way on the device. The queue's
   /// thread calls it.
   bool watch_device();
-  /// Tells the other ranks about the failure, and throws the error that it means for the operation.
+  /// Tells the other ranks about the failure, and throws the operation's error.
   [[noreturn]] void fail(LinkFailure failure, const Envelope& envelope, std::chrono::milliseconds limit);
   void count(Operation operation, uint64_t bytes);
   SharedAttempt share(const AreaShape& shape, const Subject& subject, std::chrono::milliseconds limit);
@@ -90,7 +90,7 @@ class Group {
   std::optional<Envelope> last_;     // the last operation that finished
   Envelope now_;                     // the current operation
   Extremes known_;                   // the extremes of the ranks' `known` for the current operation
-  std::vector<Envelope> envelopes_;  // of all ranks, when they last differed
+  std::vector<Envelope> envelopes_;  // the envelopes of all ranks when these last differed
   std::exception_ptr broken_;        // the error that every later call throws
   std::deque<UnderWay> under_way_;
 

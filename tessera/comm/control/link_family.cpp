@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// The name of any time-out in reports. One name is enough, because the first time-out ends all groups.
+// The incident under which every time-out is reported. One is enough, because the first time-out ends all groups.
 constexpr auto kLateRanks = "late";
 
 }  // namespace

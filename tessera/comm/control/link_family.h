@@ -36,7 +36,8 @@ class LinkFamily {
  private:
   using Member = std::pair<std::weak_ptr<Link>, std::weak_ptr<Transport>>;
 
-  /// Ends operations that engines have under way on devices. A rank that is told of an abort calls it, because no other rank can end them.
+  /// Ends operations that engines have under way on devices. Called on each rank that fails or learns of an abort, because other ranks
+  /// can't end its operations.
   void end_transports(std::string_view reason) noexcept;
   std::vector<Member> members() {
     const std::lock_guard lock(mutex_);

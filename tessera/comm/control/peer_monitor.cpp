@@ -41,7 +41,7 @@ void take_signal() {
   });
 }
 
-constexpr auto kRequests = "flight/requests";  // the number of requests so far
+constexpr auto kRequests = "flight/requests";  // the key under which the store counts requests
 
 std::string request_key(int64_t number) {
   return fmt::format("flight/request/{}", number);
@@ -61,13 +61,13 @@ struct PeerMonitor::State {
   StorePtr store;
   Identity identity;
   std::shared_ptr<const FlightRecorder> recorder;
-  std::set<int64_t> answered = {};  // requests of other ranks
+  std::set<int64_t> answered = {};  // numbers of the requests that this rank has answered
 
   std::mutex mutex;  // guards the members below
   std::condition_variable changed;
-  std::vector<Incident> incidents = {};  // that the thread is to investigate
+  std::vector<Incident> incidents = {};  // the incidents that the thread has not investigated yet
   std::set<std::string> reported = {};
-  std::map<std::string, std::map<int, std::string>> answers = {};  // of all ranks, by incident
+  std::map<std::string, std::map<int, std::string>> answers = {};  // the answers of all ranks, by incident
   bool ends = false, has_ended = false;
 
   /// Hands an incident to the thread, and returns when its name is in `done`, or after some seconds.
@@ -110,8 +110,8 @@ struct PeerMonitor::State {
 
   void answer(const std::string& incident) const { store->set(answer_key(incident, identity.rank), recorder->to_json()); }
 
-  /// Asks all ranks for their records. The first rank that reports the incident logs the text, and other ranks that report it wait for
-  /// that.
+  /// Asks all ranks for their records. The first rank that reports the incident logs the text, and other ranks that report it wait until
+  /// the text is logged.
   void investigate(const Incident& incident) {
     const auto end = Time::now() + kPatience;
     const auto& known = ask(incident.name, end);

@@ -25,7 +25,7 @@ class Queue {
   /// The Work is done when the task has returned; on a device, the results are ready after the event that the task returned. wait() throws
   /// the exception that the task threw.
   Work run(std::function<Event()> task);
-  /// Waits until all tasks have ended; false if they have not within the limit.
+  /// Waits until all tasks have ended. Returns false if they have not ended within the limit.
   bool wait_until_idle(std::chrono::milliseconds limit);
   /// A function that tells whether any task is queued or running. It may be called after the queue is destroyed.
   std::function<bool()> busy() const;

@@ -66,7 +66,7 @@ c10::Device own_device(c10::Device wanted, int local_rank) {
   const auto index = wanted.has_index() ? wanted.index() : static_cast<c10::DeviceIndex>(local_rank % count);
   if (index >= count) throw ConfigError("device {}:{}: there are {} here, numbered from 0", name, index, count);
   const c10::Device own(type, index);
-  static std::atomic<bool> is_usable = false;  // all devices of a host are nearly always of one kind
+  static std::atomic<bool> is_usable = false;  // checked once, because all devices of a host are nearly always of one kind
   if (!is_usable) {
     if (const auto why = why_unusable(own)) throw ConfigError("device {}: {}", own.str(), *why);
     is_usable = true;

@@ -21,7 +21,7 @@ struct RankTrouble {
 /// Collects this rank's failures, and then tells all ranks whether any of them has failed.
 class AllOrNone {
  public:
-  /// Runs `act` and keeps an exception that it throws, so that this rank still reaches the exchange in which the others wait.
+  /// Runs `act` and keeps an exception that it throws, so that this rank still reaches expect_all(), in which the other ranks wait.
   void attempt(c10::function_ref<void()> act);
   bool failed() const { return error_ != nullptr; }
   /// The message of the first attempt that failed, for the other ranks; empty if none did.
@@ -30,8 +30,8 @@ class AllOrNone {
   /// The first rank that has failed, given the trouble() of all ranks in rank order.
   static std::optional<RankTrouble> first(std::span<const std::string> troubles);
 
-  /// Collective. Throws on all ranks if any has failed: a failed rank throws its own error, the others throw one of the same class as that
-  /// of the first failed rank, "rank 1 FAILURE: trouble of rank 1".
+  /// Collective. Throws on all ranks if any has failed: a failed rank throws its own error, and the other ranks throw an error of the class
+  /// of the first failed rank's error: "rank 1 FAILURE: trouble of rank 1".
   void expect_all(const Communicator& world, Subject subject, std::string_view failure) const;
 
  private:

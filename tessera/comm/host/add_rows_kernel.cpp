@@ -71,7 +71,7 @@ template <class T>
 #pragma GCC ivdep
     for (int64_t i = 0; i < count; i++) result[begin + i] = sum[i] / divisor;
   }
-  if (squares != nullptr) *squares += sum_of_squares(result + begin, count);  // while it is in the cache
+  if (squares != nullptr) *squares += sum_of_squares(result + begin, count);  // while the result is in the cache
 }
 
 TESSERA_KERNEL void add_floats(const float* const* rows, int64_t ranks, int64_t begin, int64_t count, float divisor, float* result,

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// The time until `end`, but at least a millisecond, because some calls take 0 for no limit.
+/// The time until `end`, but at least a millisecond, because for some calls 0 means no limit.
 inline std::chrono::milliseconds time_until(std::chrono::steady_clock::time_point end) {
   return std::max(std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()), std::chrono::milliseconds(1));
 }

@@ -20,7 +20,7 @@ Span byte_range(Span bytes, size_t begin, size_t most) {
   return rest.first(std::min(most, rest.size()));
 }
 
-/// Part `index` of `parts` equal ones.
+/// Part `index` of the bytes, divided into `parts` equal parts.
 inline std::span<std::byte> part_of(std::span<std::byte> all, size_t index, size_t parts) {
   return all.subspan(index * (all.size() / parts), all.size() / parts);
 }

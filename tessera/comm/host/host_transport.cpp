@@ -60,7 +60,7 @@ uint64_t HostTransport::move(const Request& request, const Piece& piece, const L
     Reducer(reduction).reduce(to, tensor, traits().topology);
     return bytes;
   }
-  // Each rank reduces a chunk, then all ranks gather the results. The sums have the same bits as above.
+  // Each rank reduces a chunk, then all ranks gather the results. The sums have the same bits as in the branch above.
   const size_t chunk = (numel + ranks - 1) / ranks, sent_chunk = chunk * outgoing.element_size(), own_chunk = chunk * tensor.element_size();
   for (size_t r = 0; r < ranks; r++) to[r] = byte_range(sent, r * sent_chunk, sent_chunk);
   const auto begin = std::min(rank() * chunk, numel);
@@ -82,7 +82,7 @@ uint64_t HostTransport::reduce(const Reduction& reduction, std::span<const Const
   link_->all_to_all(
       to,
       [&](size_t begin, std::span<const ConstBytes> rows) {
-        if (rows.front().size() < width) return;  // this rank's part has ended, and others are longer
+        if (rows.front().size() < width) return;  // this rank's part has ended; the parts of other ranks are longer
         const auto values = own.narrow(0, static_cast<int64_t>(begin / width), static_cast<int64_t>(rows.front().size() / width));
         reducer.reduce(rows, values, traits().topology, squares);
       },

@@ -24,13 +24,13 @@ using Bytes = std::span<std::byte>;
 using ConstBytes = std::span<const std::byte>;
 using Clock = std::chrono::steady_clock;
 
-/// Compares ranks by messages of constant size: the smallest and the largest of all ranks' values, for two numbers. Links send it as plain
-/// bytes. Adding a digest twice changes nothing.
+/// The smallest and the largest of all ranks' values, for each of two numbers, by which ranks find out in messages of constant size whether
+/// they differ. Links send a digest as plain bytes. Adding the same digest twice changes nothing.
 struct Digest {
-  Extremes what;   // of a hash over what each rank is about to do
-  Extremes known;  // of a number that only some ranks may have
+  Extremes what;   // the extremes of a hash over what each rank is about to do
+  Extremes known;  // the extremes of a number that only some ranks may have
 
-  /// A digest that agrees with no other: if one rank has it, all ranks see that they do not agree.
+  /// A digest that agrees with no other digest: if one rank has it, all ranks see that they do not agree.
   static Digest unfit() { return {.what = {.least = 0, .most = std::numeric_limits<uint64_t>::max()}, .known = {}}; }
 
   void add(const Digest& other) {
@@ -44,10 +44,10 @@ struct Digest {
 struct LinkFailure {
   enum class Kind { Late, Gone, Aborted, Deadlocked };
   Kind kind;
-  std::vector<int> ranks = {};  // for Late and Gone: which ranks of the world
+  std::vector<int> ranks = {};  // for Late and Gone: the world ranks that are late or gone
   std::string reason = {};      // for Aborted: the reason of the rank that aborted; for Gone: how this was noticed
   int culprit = -1;             // for Aborted: the world rank that made the group fail
-  bool is_guess = false;        // for Late: the ranks may not be late, but wait for others themselves
+  bool is_guess = false;        // for Late: the ranks in `ranks` may not be late, but wait for others themselves
 };
 
 /// The caller must make all calls from one thread at a time, and in the same order with the same sizes on every rank. Only abort() may come
@@ -61,20 +61,20 @@ class Link {
   virtual std::span<const int> world_ranks() const = 0;
   int size() const { return static_cast<int>(world_ranks().size()); }
 
-  /// Adds the digests of all ranks to this one.
+  /// Adds the digests of all ranks to `digest`.
   virtual void combine(Digest& digest, Clock::time_point deadline) = 0;
 
   /// from[r] receives the `own` of rank r. from[rank()] may be `own` itself.
   virtual void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) = 0;
   /// Sends to[r] to rank r. `visit(begin, rows)` gets the received data in place, one range after the other: rows[r] is the part from byte
-  /// `begin` on of the data that rank r, which may be this rank, sends to this one.
+  /// `begin` on of the data that rank r, which may be this rank, sends to this rank.
   using Visit = c10::function_ref<void(size_t begin, std::span<const ConstBytes> rows)>;
   virtual void all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) = 0;
 
   /// The world ranks of some ranks of this link.
   std::vector<int> part_of_world(std::span<const int> members) const;
 
-  /// Collective over all ranks of this link: a link among `members`, which are ranks of this link in ascending order and include this one.
+  /// Collective over all ranks of this link: a link among `members`, which are ranks of this link in ascending order and include this rank.
   virtual std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) = 0;
 
   /// Collective: memory that all ranks see, or why there is none.

@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-// How often a waiting rank checks that the others are alive, and that there is no deadlock.
+// How often a waiting rank checks that the other ranks are alive, and that there is no deadlock.
 constexpr auto kCheckInterval = std::chrono::milliseconds(50);
 // About ten microseconds, as long as falling asleep and waking up would take.
 constexpr int kSpins = 2000;
@@ -52,10 +52,10 @@ struct alignas(64) PeerGroup::Header {
 struct alignas(64) PeerGroup::Peer {
   std::atomic<uint32_t> left;  // the rank has left the group
   std::atomic<int32_t> pid;
-  std::atomic<uint32_t> several;    // several threads of its program use the group
-  std::atomic<uint32_t> ticket;     // number of its posted wait; 0 if there is none
+  std::atomic<uint32_t> several;    // several threads of the rank's program use the group
+  std::atomic<uint32_t> ticket;     // number of the rank's posted wait; 0 if there is none
   std::atomic<uint32_t> yields;     // the posted wait can yield
-  std::atomic<uint64_t> confirmed;  // hash of all ranks' tickets that it has confirmed; odd if all waits can yield
+  std::atomic<uint64_t> confirmed;  // hash of all ranks' tickets that the rank has confirmed; odd if all waits can yield
   FixedText<228> waits_for;
 };
 
@@ -109,7 +109,7 @@ bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& w
     own.ticket = ++last_ticket_;
     wait.posted = true;
   }
-  // The others may have found the deadlock, and ended their waits, before this rank looked.
+  // The other ranks may have found the deadlock, and ended their waits, before this rank looked.
   if (own.confirmed != 0 && own.confirmed == header().deadlock) {
     wait.posted = wait.waiting.deadlock != Deadlock::WaitOn;  // a wait that continues is posted again: it may become part of another deadlock
     return true;
@@ -124,8 +124,11 @@ bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& w
     all_yield &= peer(r).yields != 0;
   }
   hash = hash << 1 | static_cast<uint64_t>(all_yield);
-  if (has_come(counter, value)) return false;  // after the tickets: a rank may have raised its counter just before it began to wait
-  // Not written while the ranks are out of step, so that ranks which learn of a deadlock late still read what all ranks waited for in it.
+  // Must come after the tickets are read: a rank may have raised the counter that this rank waits for just before it began to wait itself,
+  // and then there is no deadlock.
+  if (has_come(counter, value)) return false;
+  // `waits_for` is not written while the ranks are out of step, so that ranks which learn of a deadlock late still read what all ranks
+  // waited for in it.
   if (!wait.told && in_step()) {
     wait.told = true;
     own.waits_for.assign_prefix(wait.waiting.what());

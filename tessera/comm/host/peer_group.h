@@ -35,10 +35,10 @@ struct WaitOptions {
   c10::function_ref<bool()> is_program = nullptr;  // whether the program itself waits, and not only a worker thread; unset if always
 };
 
-/// How far one rank has come: written by that rank, waited for by the others. Lies in shared memory, and is zero at first.
+/// How far one rank has come. That rank writes it, and the other ranks wait for it. Lies in shared memory, and is zero at first.
 struct alignas(64) Counter {
-  std::atomic<uint32_t> value;     // may wrap
-  std::atomic<uint32_t> sleepers;  // ranks asleep until it changes
+  std::atomic<uint32_t> value;     // may wrap around
+  std::atomic<uint32_t> sleepers;  // how many ranks sleep until the value changes
 };
 
 class PeerGroup {
@@ -63,7 +63,7 @@ class PeerGroup {
   /// Waits until all ranks' counters, one per rank, have reached `value`. Any thread may call it. Throws LinkFailure. Returns false if it
   /// yielded in a deadlock.
   bool wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline, const WaitOptions& waiting);
-  /// What each rank waits for. Valid after a deadlock.
+  /// Says for an error what each rank waits for. Valid only after a deadlock.
   std::string waits_of_all() const;
   /// Records that the calling thread of the program uses the group. With several threads deadlocks are not detected, because one thread may
   /// wait while another works.
@@ -80,7 +80,7 @@ class PeerGroup {
   void back_in_step() const;
   bool in_step() const;
 
-  /// As Link::abort.
+  /// See Link::abort().
   void abort(std::string_view reason, int culprit) noexcept;
   void expect_running() const;  // throws LinkFailure if a rank has aborted
 
@@ -102,7 +102,7 @@ class PeerGroup {
   SharedBlock block_;
   int rank_;
   const std::vector<int> world_ranks_;
-  CallerThreads threads_;  // of the program
+  CallerThreads threads_;  // the program's threads that use the group
   std::function<bool()> works_aside_;
   std::atomic<uint32_t> last_ticket_ = 0;
   std::mutex mutex_;

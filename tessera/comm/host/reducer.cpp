@@ -71,7 +71,7 @@ void Reducer::reduce(std::span<const ConstBytes> contributions, const at::Tensor
   combine(rows, sum_, target, divisor, squares);
 }
 
-/// Adds in the order of the rows.
+/// Reduces the rows in their order.
 void Reducer::combine(std::span<const ConstBytes> rows, at::ScalarType dtype, const at::Tensor& target, int64_t divisor,
                       double* squares) const {
   const bool adds = op_ == Reduce::Sum || op_ == Reduce::Mean;

@@ -17,9 +17,9 @@ class Reducer {
  public:
   explicit Reducer(const Reduction& resolved) : op_(resolved.op), wire_(*resolved.wire_dtype), sum_(*resolved.sum_dtype) {}
 
-  /// Reduces the contributions of all ranks, in the dtype in which they are sent and in rank order, into `target`, which may be one of
-  /// them. Adds in the order that Topology defines. If `squares` is given, adds the sum of squares of `target` to it, or sets it to NaN if
-  /// that would take another pass over memory.
+  /// Reduces the contributions of all ranks into `target`, which may be one of them. They are in rank order, and in the dtype in which they
+  /// were sent. Adds in the order that Topology defines. If `squares` is given, adds the sum of squares of `target` to it, or sets it to
+  /// NaN if that would take another pass over memory.
   void reduce(std::span<const ConstBytes> contributions, const at::Tensor& target, const Topology& topology,
               double* squares = nullptr) const;
 

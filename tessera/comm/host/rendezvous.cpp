@@ -188,7 +188,7 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
     }
     std::this_thread::sleep_for(kPoll);
   }
-  // Rank 0 may serve the store, so it must not continue, and perhaps end with an error, before the others have read.
+  // Rank 0 may serve the store, so it must not continue, and perhaps end with an error, before the other ranks have read the values.
   const auto have_read = topic + "/read";
   store.add(have_read, 1);
   while (identity.rank == 0 && store.add(have_read, 0) < identity.world_size && Clock::now() < wait.end) {
@@ -206,7 +206,7 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
 }  // namespace
 
 StorePtr serve_or_join(const Identity& identity, const MeetingPoint& point, const StartWait& wait) {
-  static std::optional<StoreServer> server;                                     // until the process ends
+  static std::optional<StoreServer> server;                                     // serves until the process ends
   if (identity.world_size == 1) return c10::make_intrusive<c10d::HashStore>();  // there is nobody to meet
   const auto secret = env("TESSERA_SECRET").value_or(point.job);
   if (identity.rank == 0) server.emplace(listen_at(point.host, point.port, point.one_host, wait.end), secret);
@@ -238,7 +238,7 @@ int next_round(const StorePtr& store, int rank) {
     int rounds = 0;
   };
   static std::mutex mutex;
-  static auto& seen = *new std::map<std::pair<c10d::Store*, int>, Seen>;  // never destroyed: libtorch may end before this library
+  static auto& seen = *new std::map<std::pair<c10d::Store*, int>, Seen>;  // never destroyed: libtorch's objects may be destroyed first
   std::lock_guard lock(mutex);
   return seen.try_emplace({store.get(), rank}, Seen{.store = c10::weak_intrusive_ptr<c10d::Store>(store)}).first->second.rounds++;
 }

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// The size of the data, rounded up so that the counters behind it lie on pages of their own.
+/// The size of the data, rounded up so that the counters after it lie on pages of their own.
 size_t data_size(const AreaShape& shape, int ranks) {
   constexpr size_t kPage = 4096;
   return (shape.bytes_per_rank * ranks + kPage - 1) / kPage * kPage;

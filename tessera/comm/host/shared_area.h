@@ -27,7 +27,7 @@ struct LinkFailure;
 class SharedArea {
  public:
   static size_t block_size(const AreaShape& shape, int ranks);
-  /// Allocates the memory of this rank's part. Throws IoError if there is not enough.
+  /// Allocates the memory of this rank's part and, on rank 0, of the counters. Throws IoError if there is not enough.
   static void commit(const SharedBlock& block, const AreaShape& shape, int rank, int ranks);
 
   SharedArea(const SharedBlock& block, const AreaShape& shape, std::shared_ptr<PeerGroup> peers);
@@ -41,8 +41,9 @@ class SharedArea {
   /// Sets this rank's value of a counter. Ranks that wait for it also see everything that this rank wrote before. Values wrap around.
   void reach(int counter, uint32_t value) const;
   bool reached_by_all(int counter, uint32_t value) const;
-  /// Waits until all ranks have reached `value`. Any thread may call it. `what` describes the wait for error messages. Throws DeadlockError
-  /// if all ranks wait for each other; after that, the ranks must call back_in_step(). Any other error ends the whole group.
+  /// Waits until the counter of every rank has reached `value`. Any thread may call it. `what` describes the wait for error messages.
+  /// Throws DeadlockError if all ranks wait for each other; after that, the ranks must call back_in_step(). Any other error ends the whole
+  /// group.
   void wait(int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const;
   /// Like wait(), but if all ranks wait for each other in this function, it returns false on all of them instead of throwing.
   bool wait_or_yield(int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const;

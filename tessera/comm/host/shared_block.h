@@ -1,4 +1,4 @@
-// Memory that several ranks see: threads of one process, or processes of one host. The memory is freed when the last of them has ended.
+// Memory that several ranks see: threads of one process, or processes of one host. The memory is freed when no rank uses it any more.
 #pragma once
 
 #include <sys/types.h>
@@ -35,7 +35,7 @@ class SharedBlock {
   /// Allocates the memory of a range. Throws IoError if there is not enough, which would otherwise be a bus error at the first access.
   void commit(size_t begin, size_t size) const;
 
-  /// Drops the file descriptor. To be called when all ranks have opened the block.
+  /// Drops the file descriptor. Call it when all ranks have opened the block.
   void seal() { fd_.reset(); }
 
   const std::shared_ptr<std::byte>& memory() const { return data_; }

@@ -22,9 +22,9 @@ namespace {
 using namespace store_protocol;
 using Clock = StoreClient::Clock;
 
-constexpr auto kPause = std::chrono::milliseconds(50);      // between attempts
+constexpr auto kPause = std::chrono::milliseconds(50);      // between two attempts to connect
 constexpr auto kAttempt = std::chrono::milliseconds(5000);  // the time limit of connecting to one address
-constexpr auto kAnswer = std::chrono::milliseconds(70000);  // the time limit of an answer, unless the store's own is shorter
+constexpr auto kAnswer = std::chrono::milliseconds(70000);  // the time limit of an answer, unless setTimeout() sets a shorter one
 constexpr std::chrono::microseconds kLongestPause(5000);     // between two checks for the keys that wait() waits for
 
 /// Why an attempt to connect failed.
@@ -126,7 +126,7 @@ StoreClient::StoreClient(std::string host, int port, std::string secret, Clock::
       socket_ = connect_once(host_, port_, secret_, end);
       return;
     } catch (const NoConnection& failure) {
-      // An attempt that has run out of time says less than the one before it.
+      // An attempt that has run out of time says less than the attempt before it.
       if (why.empty() || Clock::now() < end) why = failure.why;
       if (Clock::now() + kPause >= end) throw TimeoutError(why);
       on_failure(why);

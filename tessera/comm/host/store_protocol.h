@@ -15,7 +15,7 @@ inline constexpr std::string_view kRefused = "tessera refused\n";
 inline constexpr size_t kLongestSecret = 4096;
 
 /// Then the client sends requests, and the server answers each with a sized text. A request is a sized frame of sized fields, of which the
-/// first is the verb.
+/// first is the verb. The comments name the other fields and, after ->, the answer.
 inline constexpr auto kSet = "set";             // key, value
 inline constexpr auto kGet = "get";             // key -> value
 inline constexpr auto kAdd = "add";             // key, number -> the sum
@@ -29,7 +29,8 @@ using Fields = std::vector<std::string>;
 
 /// Makes a field or a frame: the length as four bytes, and the bytes.
 std::string sized(std::string_view bytes);
-/// Removes a sized text from the front. Nothing if it is not complete yet. Throws IoError if it is longer than allowed.
+/// Removes a sized text from the front of `bytes` and returns it. Returns nothing if it is not complete yet. Throws IoError if it is longer
+/// than allowed.
 std::optional<std::string> take_sized(std::string& bytes, size_t longest);
 
 std::string pack(const Fields& fields);

@@ -25,7 +25,7 @@ using namespace store_protocol;
 
 constexpr auto kHelloLimit = std::chrono::seconds(5);
 constexpr int kMostStrangers = 64;
-constexpr auto kAcceptPause = std::chrono::milliseconds(100);  // when no descriptors are left
+constexpr auto kAcceptPause = std::chrono::milliseconds(100);  // between two attempts to accept when no descriptors are left
 
 /// The number in a text, 0 if there is none. Unsigned, so that sums of numbers that clients send can't overflow.
 uint64_t number_in(const std::string& text) {
@@ -39,7 +39,7 @@ bool is_loopback(const sockaddr* address) {
   return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
 }
 
-/// Whether the text is a name, and not an address or the name of loopback.
+/// Whether `host` is a name other than localhost, and not an address.
 bool is_host_name(const std::string& host) {
   std::array<char, sizeof(in6_addr)> ignored{};
   return host != "localhost" && ::inet_pton(AF_INET, host.c_str(), ignored.data()) != 1 &&
@@ -73,7 +73,7 @@ Fd listen_at(const std::string& host, int port, bool one_host, std::chrono::stea
       if (errno == EADDRINUSE) throw refuse("the port is taken");
     }
   }
-  // The others reach this host by an address that it does not know itself, as in clusters that forward ports.
+  // The other ranks may reach this host by an address that none of its interfaces has, as in clusters that forward ports.
   const auto everywhere = own_addresses(port);
   if (auto socket = everywhere ? try_to_listen(*everywhere) : Fd()) return socket;
   throw refuse(errno == EADDRINUSE ? "the port is taken" : std::strerror(errno));
@@ -126,7 +126,7 @@ void StoreServer::accept_peers() {
     if (socket) {
       set_options(socket.get());
       auto& peer = peers_.emplace_back(Peer{.socket = std::move(socket)});
-      read(peer);  // a rank sends its hello at once, so that it is soon admitted
+      read(peer);  // a rank sends its hello at once, so it may be admitted already
     }
     limit_strangers();
     if (!no_room) continue;

@@ -47,7 +47,7 @@ class StoreServer {
   std::thread thread_;
 };
 
-/// Opens a socket that listens at the address of `host`, or at all interfaces if no interface has that address, or if it is a name that
+/// Opens a socket that listens at the address of `host`, or at all interfaces if no interface has that address, or if `host` is a name that
 /// resolves to loopback and the ranks may be on several hosts. Throws CommError if the port is taken, or if the name can't be resolved
 /// before `end`.
 Fd listen_at(const std::string& host, int port, bool one_host, std::chrono::steady_clock::time_point end);

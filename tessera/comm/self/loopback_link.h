@@ -1,4 +1,4 @@
-// A link without other ranks: every simulated peer sends what this rank sends. It serves worlds of one rank, and simulated peers.
+// A link without other ranks: every simulated peer sends what this rank sends. It serves worlds of one rank, and simulated worlds.
 #pragma once
 
 #include <mutex>

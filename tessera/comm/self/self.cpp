@@ -12,8 +12,8 @@
 namespace tessera {
 namespace {
 
-/// The transport of a lone rank on a device: it copies inputs to results on the stream of the caller. Over a link, as on the CPU, each
-/// operation would take the group's thread and events between two streams.
+/// The transport of a lone rank on a device: it copies inputs to results on the stream of the caller. A LoopbackLink, as used on the CPU,
+/// would cost each operation a switch to the group's thread and events between two streams.
 class LoneTransport final : public Transport {
  public:
   using Transport::Transport;

@@ -47,7 +47,7 @@ std::byte* SharedMemoryLink::slot(int rank) const {
   return slots + (rank * 2 + turn_ % 2) * kSlot;
 }
 
-/// Each rank writes once and reads what all have written: among the ranks of a host that takes one turn, where messages would take several.
+/// Each rank writes its digest, and then reads those of all ranks. This takes one turn; messages between ranks would take several.
 void SharedMemoryLink::combine(Digest& digest, Clock::time_point deadline) {
   peers_->expect_running();
   turn_++;
@@ -65,7 +65,7 @@ void SharedMemoryLink::all_gather(ConstBytes own, std::span<const Bytes> from, C
     turn_++;
     const auto part = byte_range(own, begin, kSlot);
     copy(slot(rank()), part.data(), part.size());
-    if (!in_place) copy(byte_range(from[rank()], begin, kSlot).data(), part.data(), part.size());  // while it is in the cache
+    if (!in_place) copy(byte_range(from[rank()], begin, kSlot).data(), part.data(), part.size());  // while the part is in the cache
     next_turn(deadline);
     for (int r = 0; r < size(); r++) {
       const auto target = byte_range(from[r], begin, kSlot);
@@ -77,7 +77,7 @@ void SharedMemoryLink::all_gather(ConstBytes own, std::span<const Bytes> from, C
 void SharedMemoryLink::all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) {
   peers_->expect_running();
   const auto self = static_cast<size_t>(rank());
-  // A slot has a part for each rank. Every rank sends to rank r as many bytes as rank r has for itself.
+  // A slot has a part for each rank. Every rank sends to rank r as many bytes as rank r sends to itself.
   const size_t part_size = kSlot / to.size() / 64 * 64;
   const size_t longest = std::ranges::max(to, {}, &ConstBytes::size).size();
   const auto copy = copy_of(longest * to.size());

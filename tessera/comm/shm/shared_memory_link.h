@@ -34,7 +34,7 @@ class SharedMemoryLink final : public Link {
 
  private:
   std::span<Counter> turns() const;  // the last turn that each rank has come to
-  std::byte* slot(int rank) const;   // of the current turn
+  std::byte* slot(int rank) const;   // the rank's slot in the current turn
   void next_turn(Clock::time_point deadline);
   /// Collective: opens the block of rank `leader`, which passes it as `own`. Throws IoError.
   SharedBlock open_from(int leader, const SharedBlock* own, Clock::time_point deadline);

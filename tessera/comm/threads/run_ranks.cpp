@@ -24,8 +24,8 @@ struct FirstFailure {
 };
 
 /// libtorch's vector functions are those of MKL, which chooses the kernel of each in its first call. If several threads make that call at
-/// once, one may compute with a kernel of low accuracy (pytorch issue 188792). Ranks that are threads would do so in their first pass, so
-/// each function is called here before they start.
+/// once, one may compute with a kernel of low accuracy (pytorch issue 188792). Ranks that are threads would make these calls at once in
+/// their first pass, so each function is called here before they start.
 void choose_math_kernels() {
   static const bool chosen = [] {
     for (const auto type : {at::kFloat, at::kDouble}) {

@@ -10,13 +10,13 @@ namespace tessera {
 
 struct ThreadOptions {
   std::chrono::milliseconds limit = kOperationLimit;
-  std::vector<int> host_of = {};  // simulates several hosts: one number for each rank
+  std::vector<int> host_of = {};  // simulates several hosts: host_of[r] is the number of rank r's host
   /// The device of the ranks' tensors; that of TESSERA_DEVICE unless given. All ranks share it, and their data goes through host memory.
   std::optional<c10::Device> device = {};
 };
 
-/// Runs `program` in `size` threads, one for each rank of a world, and returns when all have ended. If one throws, the others get an error
-/// in their waits, and run_ranks throws the first failure with its rank before the message.
+/// Runs `program` in `size` threads, one for each rank of a world, and returns when all have ended. If a rank throws, the other ranks get
+/// an error when they wait, and run_ranks throws the first failure with its rank before the message.
 ///
 /// libtorch has one default random generator per process, from which the threads draw in an order that changes from run to run. Programs
 /// that draw numbers while they train (dropout) need a generator for each rank, or ranks that are processes. On a device, backward runs in

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// The dtype of a buffer before it was cast. It is attached to the buffer, so that it ends with the buffer.
+/// The dtype of a buffer before it was cast. Attached to the buffer, so that it is destroyed with the buffer.
 struct OriginalDtype : c10::BackendMeta {
   explicit OriginalDtype(at::ScalarType dtype) : dtype(dtype) {}
   at::ScalarType dtype;

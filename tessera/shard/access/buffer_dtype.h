@@ -1,4 +1,4 @@
-// The dtype of buffers, which MixedPrecision::buffer_dtype changes while a model trains. Checkpoints keep the original one.
+// The dtype of buffers, which MixedPrecision::buffer_dtype changes while a model trains. Checkpoints keep the original dtype.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@ namespace tessera {
 /// dtype that an inner module's own setting chose before. Buffers in `ignored` keep their dtype, in later calls too.
 void cast_buffers(const torch::nn::Module& module, at::ScalarType dtype, std::span<const at::Tensor> ignored = {});
 
-/// The dtype that a buffer had before cast_buffers(), which is its own if it was not cast.
+/// Returns the dtype that a buffer had before cast_buffers(), or its present dtype if it was not cast.
 at::ScalarType original_dtype(const at::Tensor& buffer);
 /// Whether cast_buffers() has changed the dtype of the buffer.
 inline bool is_cast_buffer(const at::Tensor& buffer) {

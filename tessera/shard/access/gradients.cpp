@@ -59,7 +59,7 @@ void expect_averaged(std::span<const at::Tensor> parameters) {
 
 void expect_ignored_alike(std::span<const at::Tensor> parameters) {
   c10::SmallVector<Communicator, 1> worlds;
-  c10::SmallVector<std::string, 1> lines;  // one for each of `worlds`
+  c10::SmallVector<std::string, 1> lines;  // one text for each of `worlds`
   std::vector<at::Tensor> with_gradient;
   for (const auto& parameter : parameters) {
     if (is_paged(parameter) || !parameter.requires_grad()) continue;

@@ -34,14 +34,14 @@ const Unit::Parameter& parameter_of(const LocalPart& part) {
   return part.unit->groups()[part.group].parameters[part.parameter];
 }
 
-/// "replicate 2 x shard 4"
+/// Returns the axes of the mesh in words, such as "replicate 2 x shard 4".
 std::string words_of(const Mesh& mesh) {
   std::vector<std::string> axes;
   for (const auto& [name, size] : mesh.axes()) axes.push_back(fmt::format("{} {}", name, size));
   return fmt::format("{}", fmt::join(axes, " x "));
 }
 
-/// Whether some units of the model may be on a part of these ranks only. Returns the same on all ranks.
+/// Whether some units of the model may be sharded over only a part of these ranks. Returns the same on all ranks.
 bool is_divided(const LocalValues& model, const Communicator& world) {
   return std::ranges::any_of(model.units, [&](const auto& unit) {
     const auto& schedule = *unit->schedule();
@@ -53,9 +53,9 @@ constexpr Subject kNamesOfModel = {.unit = "names in the model"};
 
 /// The names that the ranks of a divided model have.
 struct NamesOfRanks {
-  std::map<std::string, int> ranks;         // how many ranks have each
-  std::map<std::string, int64_t> values;    // how many values of a sharded parameter they have together, counting one replica
-  std::map<std::string, int64_t> expected;  // how many values the parameter has
+  std::map<std::string, int> ranks;         // how many ranks have each name
+  std::map<std::string, int64_t> values;    // how many values of a sharded parameter all ranks have together, counting one replica
+  std::map<std::string, int64_t> expected;  // how many values the sharded parameter has
   std::set<std::string> outside;            // parameters in no unit
 };
 
@@ -91,7 +91,7 @@ std::optional<Communicator> world_of(const torch::nn::Module& model) {
   const auto& own = all.front()->mesh().world();
   const auto& schedule = *all.front()->schedule();
   if (!schedule.is_divided()) return own;
-  // A module whose units all lie on one part of the ranks concerns only those ranks, unless it is the whole model.
+  // If all units of the module are on one part of the ranks, the world is these ranks, unless the module is the whole model.
   const bool together = std::ranges::all_of(all, [&](const auto& unit) { return same_ranks(unit->mesh().world(), own); });
   return together && schedule.member_outside(all) != nullptr ? own : schedule.world();
 }
@@ -155,7 +155,7 @@ LocalValues local_values(const torch::nn::Module& model, const std::optional<std
     result.layouts.emplace(unit->layout_name());
     result.meshes.insert(words_of(unit->mesh()));
   }
-  // Names come from the model rather than from the units, because a unit knows the whole model only if fully_shard was called on it.
+  // Takes names from the model and not from the units, because a unit knows names in the model only if fully_shard was called on the model.
   std::map<const void*, std::string> names;  // keyed by Unit::Parameter or, for parameters in no unit, by tensor
   for (const auto& item : model.named_parameters()) {
     const auto& tensor = item.value();
@@ -189,7 +189,7 @@ LocalValues local_values(const torch::nn::Module& model, const std::optional<std
       for (size_t i = 0; i < group.parameters.size(); i++) {
         const auto& parameter = group.parameters[i];
         const auto name = names.find(&parameter);
-        if (name == names.end()) continue;  // it belongs to another part of the model
+        if (name == names.end()) continue;  // the parameter belongs to another part of the model
         if (const auto* form = held_form(parameter.unsharded.lock())) result.forms[name->second] = form;
         if (!parameter.shard.requires_grad()) result.frozen.insert(name->second);
         result.parts.push_back({.name = name->second,
@@ -213,7 +213,7 @@ LocalValues local_values(const torch::nn::Module& model, const std::optional<std
 
 void gather_like(const LocalValues& model, c10::function_ref<at::Tensor(const LocalPart& part)> own,
                  c10::function_ref<void(const LocalPart& part, const at::Tensor& whole)> visit) {
-  auto next = model.parts.begin();  // they are in the order of the units and their parameters
+  auto next = model.parts.begin();  // `parts` has the order of the units and their parameters
   for (const auto& unit : model.units) {
     for (const auto& group : unit->groups()) {
       at::Tensor flat;

@@ -18,13 +18,13 @@ struct ShardPlace {
   size_t index = 0;              // position among the shards of that buffer, in memory order
 
   explicit operator bool() const { return unit != nullptr; }
-  /// Whether this shard comes directly after the other one in their buffer.
+  /// Whether this shard comes directly after the other shard in the same buffer.
   bool follows(const ShardPlace& other) const { return unit != nullptr && buffer == other.buffer && index == other.index + 1; }
   const Mesh& mesh() const;
-  /// Whether the shard's unit is on all ranks of the model.
+  /// Whether the mesh of the shard's unit contains all ranks of the model.
   bool is_on_all_ranks() const;
   Listing listing() const;
-  /// Whether the part of the parameter on each rank begins at a multiple of this many values.
+  /// Whether each rank's part of the parameter begins at a multiple of this many values.
   bool is_cut_at_multiples_of(int64_t values) const;
   /// Whether the shard is in host memory while a device computes with the unit.
   bool is_offloaded() const;

@@ -47,7 +47,7 @@ WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind h
     if (is_load) state->is_swapped = false;
     versions.set_writer(how, writer);
     is_skip ? versions.skip() : versions.wait_to_write(how);
-    // commit() publishes an update, unless other ranks may still read the version before.
+    // commit() publishes an update at once, unless other ranks may still read the previous version.
     if (!is_update(how) || versions.publishes_later()) unit->schedule()->note_written(*unit);
   }
   if (is_load) outdate_all();

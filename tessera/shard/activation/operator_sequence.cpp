@@ -7,7 +7,7 @@
 namespace tessera::activation {
 namespace {
 
-/// A hash of `hash` and one more number.
+/// Returns a hash of `hash` and one more number.
 uint64_t mixed(uint64_t hash, uint64_t number) {
   hash = (hash ^ number) * 0x9e3779b97f4a7c15ULL;
   return hash ^ hash >> 29;
@@ -107,7 +107,7 @@ const at::Tensor* SequenceCheck::other_operand(const OperatorSequence::Step& ste
     const c10::StorageImpl* const storage = storage_of(operand);
     if (read.foreign < seen_.size() && seen_[read.foreign] == std::pair(storage, operand.storage_offset())) continue;
     const bool is_variable = operand.is_leaf() && operand.requires_grad();
-    if (is_variable && foreign.storage._unsafe_get_target() == storage) continue;  // its version was compared
+    if (is_variable && foreign.storage._unsafe_get_target() == storage) continue;  // Segment::expect_unchanged() has compared its version
     if (!foreign.allows(operand)) return &operand;
   }
   return nullptr;

@@ -14,12 +14,12 @@ namespace tessera::activation {
 
 /// When a recomputation may leave out an operator.
 enum class MaySkip {
-  Never,    // it draws random numbers, or changes memory that is not the segment's; a recomputation then changes a copy
+  Never,    // it draws random numbers, or changes memory that is not the segment's, of which a recomputation changes a copy
   IfAsked,  // its results depend on inputs, so the program must have asked is_recompute()
   Always,   // its results are constants, which the program may keep
 };
 
-/// All defined tensors on the stack, from `base` on.
+/// Returns all defined tensors on the stack, from `base` on.
 std::vector<at::Tensor> tensors_on(const Stack& stack, size_t base);
 
 class OperatorSequence {
@@ -47,7 +47,7 @@ class OperatorSequence {
   };
   struct Step {
     const OperatorFacts* op;
-    uint64_t form;  // of the operator, the shapes of its tensors, and its other arguments
+    uint64_t form;  // a hash of the operator, the shapes of its tensors, and its other arguments
     MaySkip may_skip;
     size_t reads_begin, reads_end;
   };
@@ -57,10 +57,11 @@ class OperatorSequence {
   std::vector<Step> steps_;
   std::vector<Read> reads_;
   std::vector<Foreign> foreign_;
-  std::map<std::tuple<const c10::StorageImpl*, int64_t, int64_t>, size_t> numbers_;  // of foreign tensors: by storage, offset and numel
+  // Indices in `foreign_`, keyed by storage, offset and numel.
+  std::map<std::tuple<const c10::StorageImpl*, int64_t, int64_t>, size_t> numbers_;
 };
 
-/// Compares a recomputation with forward.
+/// Compares the operators of a recomputation with those of forward.
 class SequenceCheck {
  public:
   explicit SequenceCheck(const OperatorSequence& sequence) : sequence_(sequence) {}

@@ -12,7 +12,7 @@
 
 namespace tessera::activation {
 
-/// The CPU and the devices of the tensors, each once.
+/// Returns the CPU and the devices of the tensors, each once.
 std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors);
 
 /// The states of the default random generators of some devices.
@@ -27,7 +27,7 @@ class RngState {
   struct OfDevice {
     at::Generator generator;
     at::Tensor state;
-    at::Generator traced;  // in place of the state, where reading it would end a trace
+    at::Generator traced;  // used in place of `state` on devices where reading the state would end a trace
   };
   std::vector<OfDevice> states_;
 };

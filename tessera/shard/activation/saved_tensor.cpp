@@ -19,8 +19,8 @@ namespace tessera::activation {
 struct Offloaded {
   c10::Device device;
   at::Tensor values;
-  const c10::StorageImpl* storage;         // where the values were; only compared
-  std::weak_ptr<const Offloaded> before;  // the tensor that was offloaded before this one, which backward needs next
+  const c10::StorageImpl* storage;        // where the values were; only compared by address
+  std::weak_ptr<const Offloaded> before;  // the tensor that was offloaded just before; backward needs it next
 };
 
 namespace {
@@ -46,7 +46,7 @@ bool should_offload(const at::Tensor& tensor, const Options& options) {
   if (is_paged(tensor) || (tensor.is_leaf() && tensor.requires_grad()) || !tensor.has_storage()) return false;
   if (tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) return false;
   if (options.offload != OffloadTo::Disk || options.disk.fraction == 1) return true;
-  thread_local double owed = 0;  // bytes that are not on disk yet, though `fraction` asks for them there
+  thread_local double owed = 0;  // bytes that `fraction` assigns to the disk, but that are less than a whole tensor so far
   owed += options.disk.fraction * static_cast<double>(tensor.nbytes());
   if (owed < static_cast<double>(tensor.nbytes())) return false;
   owed -= static_cast<double>(tensor.nbytes());

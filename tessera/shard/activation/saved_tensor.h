@@ -27,13 +27,13 @@ class Slots : public std::enable_shared_from_this<Slots>, NoCopy {
  public:
   virtual ~Slots() = default;
 
-  /// Adds an empty slot for a tensor like this one. Returns its number.
+  /// Adds an empty slot for a tensor of the same shape and dtype. Returns the slot's number.
   size_t add(const at::Tensor& tensor);
   /// Returns the value, for which the segment recomputes if necessary.
   at::Tensor value_of(size_t slot);
   /// To be called when the slot is not needed any more.
   void release(size_t slot);
-  /// Called while the segment recomputes. Throws UsageError if forward has saved another kind of tensor.
+  /// Called while the segment recomputes. Throws UsageError if forward has saved a tensor of another shape or dtype.
   void fill(size_t slot, const at::Tensor& tensor);
 
  protected:
@@ -55,7 +55,7 @@ class Slots : public std::enable_shared_from_this<Slots>, NoCopy {
 
   std::recursive_mutex mutex_;
   std::vector<Slot> slots_;
-  int64_t missing_ = 0;  // slots that are still to be filled
+  int64_t missing_ = 0;  // number of slots that are still to be filled
 };
 
 class SavedTensor {
@@ -64,13 +64,13 @@ class SavedTensor {
   /// Keeps the tensor in memory, without its graph. Changes in place make get() an error.
   static SavedTensor in_memory(const at::Tensor& tensor);
   /// Keeps the values where the options say. Leaves stay in memory, because the program keeps them anyway. If a fraction of the bytes goes
-  /// to disk, it consists of whole tensors. The system writes files while forward continues; a copy from a device is queued behind the
+  /// to disk, it consists of whole tensors. The system writes files while forward continues; a copy from a device is queued after the
   /// operators that compute the values.
   static SavedTensor offloaded(const at::Tensor& tensor, const Options& options);
-  /// Keeps no values, but recomputes them. There may be only one for each slot; its last copy releases the slot.
+  /// Keeps no values; get() recomputes them. Only one SavedTensor may be made for each slot; its last copy releases the slot.
   SavedTensor(const std::shared_ptr<Slots>& slots, size_t slot);
 
-  /// The values, without a graph.
+  /// Returns the values, without a graph.
   at::Tensor get() const;
   /// Whether the values are, or were, in this storage.
   bool is_of(const c10::StorageImpl* storage) const;

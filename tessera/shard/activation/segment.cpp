@@ -14,7 +14,7 @@
 namespace tessera::activation {
 namespace {
 
-/// Checks that a recomputation leaves the buffers of a module unchanged. Covers only host memory, where their values can be read.
+/// Checks that a recomputation leaves the buffers of a module unchanged. Checks only buffers in host memory, where values can be read.
 class BufferCheck {
  public:
   /// The module may be null.
@@ -25,7 +25,7 @@ class BufferCheck {
       if (const auto values = digest_of(item.value())) buffers_.push_back({.name = item.key(), .values = *values});
     }
   }
-  /// Throws UsageError with the name of a buffer that was changed since: assigned, or written through a pointer.
+  /// Throws UsageError with the name of a buffer that was changed since the constructor ran: assigned, or written through a pointer.
   void expect_unchanged() const {
     if (buffers_.empty()) return;
     const auto now = module_->named_buffers();
@@ -74,8 +74,8 @@ void Segment::note_read(const at::Tensor& tensor) {
 }
 
 void Segment::forward_ends() {
-  if (rng_ && *rng_ == RngState(devices_)) rng_.reset();  // nothing was drawn
-  // A recomputation repeats the segment's own changes on copies, so the versions of these tensors need not stay.
+  if (rng_ && *rng_ == RngState(devices_)) rng_.reset();  // forward drew no random numbers, so a recomputation need not restore the state
+  // A recomputation repeats the segment's own changes on copies, so expect_unchanged() need not check the versions of these tensors.
   std::erase_if(reads_, [&](const Read& read) {
     return std::ranges::any_of(record_->writes, [&](const auto& write) { return write.storage._unsafe_get_target() == read.storage; });
   });

@@ -18,7 +18,7 @@ class Segment final : public Slots {
 
   // Called in the forward of the segment.
   void save_input(const at::Tensor& input, SavedTensor saved);
-  /// Notes that the segment reads a tensor that is not its own, which must not have changed when it recomputes.
+  /// Notes that the segment reads a tensor from outside of the segment. The tensor must not have changed when the segment recomputes.
   void note_read(const at::Tensor& tensor);
   void forward_ends();
   /// Notes the gradient of a result, in backward, before the segment recomputes. Used only on devices where recomputed values are tied to
@@ -33,7 +33,7 @@ class Segment final : public Slots {
   struct Read {
     c10::VariableVersion counter;
     uint32_t version;
-    c10::StorageImpl* storage;  // only compared
+    c10::StorageImpl* storage;  // only compared by address
   };
 
   void recompute() override;

@@ -18,8 +18,8 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
   return bytes.set_(tensor.storage(), 0, {static_cast<int64_t>(tensor.storage().nbytes())}, {1}).clone();
 }
 
-/// Whether the operator draws random numbers from a state of cuDNN's own, and would draw others if it ran again: restoring libtorch's
-/// generator makes cuDNN start a new state.
+/// Whether the operator draws random numbers from a state of cuDNN's own, and would draw other numbers if it ran again: restoring
+/// libtorch's generator makes cuDNN start a new state.
 bool draws_from_cudnn(const OperatorFacts& op, const Stack& stack) {
   if (!op.recurrent) return false;
   const auto argument = [&](const char* name) -> const c10::IValue& {
@@ -28,7 +28,7 @@ bool draws_from_cudnn(const OperatorFacts& op, const Stack& stack) {
   return stack[stack.size() - op.arguments].toTensor().is_cuda() && argument("train").toBool() && argument("dropout").toDouble() > 0;
 }
 
-/// Unwatched, because generators of some devices call operators to read their state, and the pass is not fully constructed yet.
+/// Pauses the watch, because generators of some devices call operators to read their state, and this pass is not fully constructed yet.
 std::shared_ptr<Segment> segment_of(const SegmentCall& call, std::shared_ptr<ForwardRecord> record) {
   const Unwatched unwatched;
   return std::make_shared<Segment>(call, std::move(record));
@@ -121,7 +121,7 @@ void SegmentForward::note_results(const Stack& stack, size_t base, const std::ve
     if (storage == nullptr) return;
     const bool is_new = std::ranges::find(operands, storage, storage_of) == operands.end();
     for (auto* pass = this; pass != nullptr; pass = pass->outer_) {
-      // An entry may be left from an earlier storage at the same address.
+      // The sets may still have an entry of an earlier storage at the same address.
       const auto depends = [pass](const at::Tensor& operand) { return pass->from_inputs_.contains(storage_of(operand)); };
       if (std::ranges::any_of(operands, depends)) {
         pass->from_inputs_.insert(storage);
@@ -135,7 +135,7 @@ void SegmentForward::note_results(const Stack& stack, size_t base, const std::ve
   });
 }
 
-/// Counts `by` as the segment's own, because a recomputation makes it anew.
+/// Counts the storage of `by` as the segment's own, because a recomputation makes it anew.
 void SegmentForward::replaced(const at::Tensor& operand, const at::Tensor& by) {
   SegmentPass::replaced(operand, by);
   const auto* const storage = storage_of(by);
@@ -170,7 +170,7 @@ void SegmentForward::run(const c10::OperatorHandle& handle, const OperatorFacts&
     handle.redispatchBoxed(below, &stack);
   } catch (...) {
     keeping_ = nullptr;
-    kept.must_run = true;  // so that it fails again
+    kept.must_run = true;  // so that a recomputation runs it and fails in the same way
     throw;
   }
   keeping_ = nullptr;

@@ -1,5 +1,5 @@
-// SegmentForward: watches the forward of a segment. It tells tensors that the segment makes from those that it only reads, and records what
-// a recomputation has to repeat.
+// SegmentForward: watches the forward of a segment. It distinguishes tensors that the segment makes from tensors that it only reads, and
+// records what a recomputation has to repeat.
 #pragma once
 
 #include <set>
@@ -32,11 +32,11 @@ class SegmentForward final : public SegmentPass {
   using Storages = std::unordered_set<const c10::StorageImpl*>;
   // Weak references keep the address of a freed input from being given to another storage, which is not an input.
   std::unordered_map<const c10::StorageImpl*, WeakStorage> inputs_;
-  Storages own_, foreign_;                                       // own: made in this segment; foreign: read, but neither own nor inputs
-  Storages from_inputs_;                                         // inputs, and own ones whose values depend on inputs
-  std::set<std::pair<const c10::StorageImpl*, int64_t>> reads_;  // foreign ones that were read, with the offset
-  ForwardRecord::Kept* keeping_ = nullptr;                       // the operator that runs, if it is kept
-  const std::vector<at::Tensor>* operands_ = nullptr;            // its operands
+  Storages own_, foreign_;  // own: storages made in this segment; foreign: storages that it reads, but that are neither own nor inputs
+  Storages from_inputs_;    // inputs, and own storages whose values depend on inputs
+  std::set<std::pair<const c10::StorageImpl*, int64_t>> reads_;  // the foreign storages that were read, with the offset of the tensor
+  ForwardRecord::Kept* keeping_ = nullptr;                       // the operator that runs, if its results are kept
+  const std::vector<at::Tensor>* operands_ = nullptr;            // the operands of that operator
 };
 
 }  // namespace tessera::activation

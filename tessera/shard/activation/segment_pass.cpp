@@ -22,7 +22,7 @@ class SavedHooks final : public ag::SavedVariableHooks {
   void call_pack_hook(const at::Tensor& tensor) override {
     const Watcher::Turn watcher;
     auto* const pass = dynamic_cast<SegmentPass*>(watcher.get());
-    saved_ = pass != nullptr ? pass->save(tensor) : SavedTensor::in_memory(tensor);  // null if the segment has failed meanwhile
+    saved_ = pass != nullptr ? pass->save(tensor) : SavedTensor::in_memory(tensor);  // `pass` is null if the segment has failed meanwhile
   }
   at::Tensor call_unpack_hook() override { return saved_.get(); }
 
@@ -30,8 +30,8 @@ class SavedHooks final : public ag::SavedVariableHooks {
   SavedTensor saved_;
 };
 
-/// Autograd asks the process's engine for hooks on a tensor that it saves, and C++ has no other access to these hooks. This engine leaves
-/// everything else to the engine that was set before: it has no threads, and never runs a node.
+/// Autograd asks the process's engine for hooks on a tensor that it saves, and C++ has no other access to these hooks. For everything else,
+/// SavingEngine calls the engine that was set before; it has no threads and runs no nodes itself.
 class SavingEngine final : public ag::Engine {
  public:
   explicit SavingEngine(Engine& before) : before_(before) {}
@@ -95,7 +95,8 @@ bool SegmentPass::keeps(const OperatorFacts& op) const {
 }
 
 bool SegmentPass::opens(const OperatorFacts& op, c10::DispatchKeySet keys) const {
-  // Operators with running statistics or recurrent weights stay whole, because they are handled as a whole.
+  // Operators with running statistics or recurrent weights are not opened: paging and SegmentForward recognise their side effects only by
+  // the whole operator.
   return record_->keep && op.implicit_autograd && op.is_composite(keys) && !op.updates_statistics && !op.recurrent && !op.views && !keeps(op);
 }
 

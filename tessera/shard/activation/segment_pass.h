@@ -25,7 +25,7 @@ struct ForwardRecord {
     WeakStorage storage;
     at::Tensor before;  // the bytes of the storage
   };
-  /// An operator whose results are kept, so that it need not run again.
+  /// An operator whose results are kept, so that a recomputation need not run it.
   struct Kept {
     struct Result {
       SavedTensor value;
@@ -36,24 +36,24 @@ struct ForwardRecord {
     struct FromOperand {
       size_t slot, operand;
       std::vector<int64_t> sizes, strides;
-      int64_t offset;  // relative to the operand's
+      int64_t offset;  // relative to the offset of the operand
     };
-    size_t step = 0;  // of the sequence
+    size_t step = 0;  // index in `sequence`
     std::vector<Result> results = {};
     std::vector<FromOperand> slots = {};
-    bool must_run = false;                   // its results are views of its operands, or no tensors, or it has failed
+    bool must_run = false;  // a recomputation runs it nevertheless: its results are views of its operands, or no tensors, or it has failed
     std::optional<RngState> rng_after = {};  // the state after an operator that draws random numbers
   };
 
   KeepRule keep;
   OperatorSequence sequence = {};
-  std::vector<std::optional<size_t>> saved = {};  // the slot of each tensor that was saved; none for those that stayed in memory
+  std::vector<std::optional<size_t>> saved = {};  // the slot of each saved tensor; none for a tensor that stayed in memory
   std::vector<Write> writes = {};
-  // Storages that this forward has made and changed in place. If the program has kept such a storage, a recomputation would change it a
-  // second time.
+  // Storages that the segment has made and changed in place in this forward. If the program has kept such a storage, a recomputation would
+  // change it a second time.
   std::unordered_map<const c10::StorageImpl*, WeakStorage> own_writes = {};
   std::vector<Kept> kept = {};
-  std::vector<std::shared_ptr<ForwardRecord>> inner = {};  // of the segments in this one
+  std::vector<std::shared_ptr<ForwardRecord>> inner = {};  // the records of the segments inside this segment
 };
 
 /// A call of a segment's function with new inputs.
@@ -64,7 +64,7 @@ struct SegmentCall {
   const torch::nn::Module* module;  // the module that `again` calls, or null
 };
 
-/// The pass lasts as long as the object.
+/// A SegmentPass is the pass of its thread as long as the object exists.
 class SegmentPass : public Watcher {
  public:
   /// The pass of this thread, or null.
@@ -86,7 +86,8 @@ class SegmentPass : public Watcher {
  protected:
   explicit SegmentPass(std::shared_ptr<ForwardRecord> record);
   bool keeps(const OperatorFacts& op) const;
-  /// Whether the program has called the operator, and not a backward pass inside the segment, which may add up gradients in place or not.
+  /// Whether the program has called the operator. False for casts by the library, for operators that write only autograd metadata, and in a
+  /// backward pass inside the segment, whose operators may differ when it runs again: it may add up gradients in place or not.
   bool is_of_program(const OperatorFacts& op) const;
   /// The program's operand, if the library has put `tensor` in its place and the operand still exists; else `tensor`.
   at::Tensor given_by_program(const at::Tensor& tensor) const;
@@ -98,7 +99,7 @@ class SegmentPass : public Watcher {
     at::Tensor by;
     WeakTensor operand;
   };
-  std::unordered_map<const c10::StorageImpl*, Replacement> replacements_;  // by the storage of `by`
+  std::unordered_map<const c10::StorageImpl*, Replacement> replacements_;  // keyed by the storage of `by`
   const int graph_task_;
   const Watching watching_;
 };

@@ -20,7 +20,7 @@ at::Tensor view_of(const at::Tensor& bytes, const at::Tensor& like) {
   return at::empty({0}, like.options()).set_(bytes.storage(), like.storage_offset(), like.sizes(), like.strides());
 }
 
-/// The gradient function of an input of a recomputation, whose graph ends here.
+/// The gradient function of the inputs of a recomputation, at which its graph ends.
 class Beginning final : public ag::Node {
  public:
   ag::variable_list apply(ag::variable_list&&) override {
@@ -34,7 +34,7 @@ class Beginning final : public ag::Node {
 at::Tensor stand_in(const at::Tensor& values, bool requires_grad) {
   auto tensor = detached(values);
   if (!requires_grad) return tensor;
-  const auto node = compat::make_node<Beginning>();  // a leaf could not be changed in place
+  const auto node = compat::make_node<Beginning>();  // makes it no leaf: a leaf that requires gradients can't be changed in place
   node->add_input_metadata(tensor);
   ag::impl::set_gradient_edge(tensor, ag::Edge(node, 0));
   return tensor;
@@ -65,7 +65,7 @@ bool SegmentRecompute::asked_is_recompute() {
 }
 
 const SegmentRecompute::Copy* SegmentRecompute::copy_of(const at::Tensor& tensor) const {
-  // Takes the outermost copy, because operators of the outer segment read it later.
+  // Prefers the copy of the outermost recomputation, because operators of the outer segments read that copy later.
   const auto* const outer = outer_ != nullptr ? outer_->copy_of(tensor) : nullptr;
   if (outer != nullptr) return outer;
   const auto found = std::ranges::find(copies_, storage_of(tensor), [](const Copy& copy) { return copy.storage.get(); });
@@ -79,7 +79,7 @@ at::Tensor SegmentRecompute::instead_of(const at::Tensor& operand) const {
   return stand_in(view_of(copy->bytes, operand), operand.requires_grad());
 }
 
-/// Returns the operands, to be compared with those of forward: in host memory by their values, elsewhere by their storages.
+/// Returns the operands for the comparison with forward, which compares operands in host memory by value, and other operands by storage.
 std::vector<at::Tensor> SegmentRecompute::compared(const Stack& stack, size_t base) const {
   auto operands = tensors_on(stack, base);
   for (auto& operand : operands) {

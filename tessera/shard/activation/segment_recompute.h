@@ -39,10 +39,10 @@ class SegmentRecompute final : public SegmentPass {
   SequenceCheck check_;
   std::vector<Copy> copies_;
   size_t saved_ = 0, kept_ = 0, inner_ = 0;  // positions in the lists of the record
-  bool ignores_ = false;                     // while an operator runs whose saved tensors are not counted
+  bool ignores_ = false;                     // true while an operator runs whose saved tensors are not counted
 };
 
-/// A tensor with these values that looks to autograd like a computed one if it requires gradients, else like a constant.
+/// Returns a tensor with these values that autograd treats as the result of an operator if `requires_grad`, else as a constant.
 at::Tensor stand_in(const at::Tensor& values, bool requires_grad);
 
 }  // namespace tessera::activation

@@ -15,7 +15,7 @@ namespace tessera::activation {
 namespace {
 
 uint64_t digest_of_bytes(std::span<const std::byte> bytes) {
-  constexpr size_t kWhole = 16384, kPiece = 64, kPieces = 64;  // up to kWhole bytes are read whole; of more, kPieces pieces
+  constexpr size_t kWhole = 16384, kPiece = 64, kPieces = 64;  // up to kWhole bytes are all read; of more bytes, only kPieces pieces
   if (bytes.size() <= kWhole) return fingerprint(bytes);
   std::array<std::byte, kPiece * kPieces> pieces;
   for (size_t i = 0; i < kPieces; i++) std::memcpy(&pieces[i * kPiece], &bytes[(bytes.size() - kPiece) * i / (kPieces - 1)], kPiece);

@@ -19,7 +19,7 @@ namespace {
 
 namespace ag = torch::autograd;
 
-/// Reduces the gradients of a unit and hands them on to the shards.
+/// Reduces the gradients of a unit and passes them on to the shards.
 class UnitBackward {
  public:
   explicit UnitBackward(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {
@@ -36,7 +36,7 @@ class UnitBackward {
   }
 
   Unit& unit() const { return *unit_; }
-  /// The trained parameters. All lists of gradients have one for each of them.
+  /// The trained parameters. Lists of gradients have one gradient for each trained parameter.
   std::span<const Unit::Parameter* const> parameters() const { return parameters_; }
 
   void keep_for_later(ag::variable_list& gradients) {
@@ -54,7 +54,8 @@ class UnitBackward {
     LockedState(*unit_)->reduction.finish();
     for (size_t i = 0; i < results.size(); i++) {
       if (!results[i].defined()) continue;
-      const auto edge = ag::impl::gradient_edge(parameters_[i]->shard);  // keeps its function alive, which nothing else owns without a graph
+      // The edge keeps its function alive, which nothing else owns if there is no graph.
+      const auto edge = ag::impl::gradient_edge(parameters_[i]->shard);
       auto& accumulate = *edge.function;
       ag::variable_list gradient;
       gradient.push_back(std::move(results[i]));
@@ -63,7 +64,7 @@ class UnitBackward {
     }
   }
 
-  /// Starts to reduce the gradients, together with those that earlier passes have left. Returns the gradients of the shards.
+  /// Starts to reduce the gradients, together with unsynced gradients of earlier passes. Returns the gradients of the shards.
   ag::variable_list reduce(ag::variable_list& gradients) {
     const auto& schedule = unit_->schedule();
     const BelowPaging below;
@@ -81,7 +82,7 @@ class UnitBackward {
       if (groups_[i]->flat) expect_no_gap(trained_[i], some);
       packing.pack(i, trained_[i], some);
     }
-    schedule->finish_sum();  // of the unit before, whose errors are to appear before this unit communicates
+    schedule->finish_sum();  // errors of the previous unit's reduction appear before this unit communicates
     const bool all = std::ranges::all_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); });
     const auto partial = all ? std::string() : name_of_used(gradients);
     packing.start(all ? std::string_view(unit_->name()) : partial, used(gradients));
@@ -114,8 +115,8 @@ class UnitBackward {
     for (size_t i = 0; i < parameters.size(); i++) {
       if (gradients[i].defined()) continue;
       throw UsageError(
-          "unit '{}' is listed flat, and this backward pass did not use '{}', which an optimizer over the one vector would change "
-          "nevertheless; shard with tessera::Listing::ByName",
+          "unit '{}' is listed flat (tessera::Listing::Flat): its parameters are one vector, so an optimizer would change '{}' with the "
+          "others, although this backward pass did not use it; use it in every pass, or shard with tessera::Listing::ByName",
           unit_->name(), parameters[i]->name);
     }
   }
@@ -158,7 +159,8 @@ class UnitBackward {
         results.push_back(paged_view(memory, shard, unit_->groups()[tag.group].gradient_dtype));
         tag.members += place_hash(results.back());
       } else {
-        // This gradient is part of the sum of squares, but no shard gets it: make sure that `members` never matches.
+        // This gradient is part of the sum of squares, but no shard gets it, so `members` is changed to a value that matches no set of
+        // gradients.
         if (gradients[results.size()].defined() && taken) tag.members++;
         results.emplace_back();
       }
@@ -166,9 +168,9 @@ class UnitBackward {
   }
 
   std::shared_ptr<Unit> unit_;
-  std::vector<const Unit::Group*> groups_;                    // those with trainable parameters
+  std::vector<const Unit::Group*> groups_;                    // the groups with trainable parameters
   std::vector<std::vector<const Unit::Parameter*>> trained_;  // the trained parameters of each of groups_
-  std::vector<const Unit::Parameter*> parameters_;            // of all groups
+  std::vector<const Unit::Parameter*> parameters_;            // the trained parameters of all groups
 };
 
 [[noreturn]] void refuse_second_derivative(const std::string& unit) {
@@ -178,8 +180,8 @@ class UnitBackward {
       unit);
 }
 
-/// The gradient function of gradients that were asked for with create_graph. Refuses only when called: a pass may need the graph for its
-/// inputs only.
+/// The gradient function of gradients that were asked for with create_graph. Refuses only when backward calls it, because a program may
+/// differentiate only with respect to inputs.
 class ReducedOnce final : public ag::Node {
  public:
   ReducedOnce(std::string unit, ag::edge_list shards) : ag::Node(std::move(shards)), unit_(std::move(unit)) {}
@@ -217,7 +219,7 @@ class UnitNode final : public ag::Node {
       schedule->gradients_complete(unit);
       return ag::variable_list(num_inputs());
     }
-    schedule->look_at_graph();  // not in a pass without a reduction, because ranks compare the changes that it finds in a reduction
+    schedule->look_at_graph();  // only in passes with a reduction, in which ranks compare the changes that it finds
     if (schedule->reduces_in_order()) {
       if (asks_for_chosen_gradients()) {
         throw UsageError(

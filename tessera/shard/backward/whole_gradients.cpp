@@ -139,7 +139,7 @@ void WholeGradients::lose(const std::string& why) {
   bool has_some = false;
   for (const auto& group : unit_->groups())
     for (const auto& parameter : group.listed()) has_some |= parameter.shard.grad().defined();
-  if (had_some && !has_some) return;  // after zero_grad() there is nothing that a step could take
+  if (had_some && !has_some) return;  // zero_grad() has removed the gradients, so no step can take lost ones
   for (const auto& group : unit_->groups()) {
     for (const auto& parameter : group.listed()) {
       if (!parameter.shard.requires_grad()) continue;

@@ -23,13 +23,13 @@ class DeferredStorage final : public c10::StorageImpl {
   void release_resources() override;
 
   std::shared_ptr<Tape> tape;
-  size_t number = 0;                   // of its present values, on the tape
-  const c10::Device device_of_values;  // where they will be
+  size_t number = 0;                   // the number on the tape of the storage's present values
+  const c10::Device device_of_values;  // the device on which the values will be
   /// The role of the tensor in its module. Free tensors get their values at their first use outside of deferred_init.
   enum class Kind { Free, Parameter, Buffer } kind = Kind::Free;
   std::string name;
-  c10::Storage values;     // set once it has values, which other tensors over this storage have yet to take over
-  bool abandoned = false;  // its values went into a unit, so that tensors which still have it are outdated
+  c10::Storage values;     // set once a tensor over this storage has got its values; other tensors over it take them at their next use
+  bool abandoned = false;  // the values have gone into a unit or another form, so tensors that still have this storage are outdated
 
  private:
   /// Called when no tensor has this storage any more.
@@ -45,7 +45,7 @@ inline DeferredStorage* deferred_storage(const at::Tensor& tensor) {
 }
 
 namespace detail {
-inline std::atomic<int> deferring = 0;  // deferred storages, and threads that record
+inline std::atomic<int> deferring = 0;  // number of deferred storages and of recordings
 }
 
 /// Whether any tensor of the process is deferred or about to be.

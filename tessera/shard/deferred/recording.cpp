@@ -29,7 +29,7 @@ struct Seen {
   bool sharded = false;        // whether an operand belongs to a unit
   bool values = false;         // whether an operand has values
   bool writes_values = false;  // whether an operand with values is changed
-  bool has_changed = false;    // an operand has got its values since it was last used, so keys have to be computed anew
+  bool has_changed = false;  // whether an operand has got its values since it was last used, so that dispatch keys have to be computed anew
 };
 
 /// Allows operators on the meta device to compare pointers of deferred tensors, by which they see whether operands overlap.
@@ -128,7 +128,7 @@ class Recorder {
     }
   }
 
-  /// Outside of deferred_init, tensors may be changed, converted and copied, but not computed with.
+  /// Runs an operator outside of deferred_init, where deferred tensors may be changed, converted and copied, but not computed with.
   void run_outside(const Seen& seen) {
     if (op_.needs_values || seen.writes_values || (seen.values && !seen.written.defined())) refuse(seen.deferred.front());
     const auto& first = *deferred_storage(seen.deferred.front());
@@ -163,7 +163,7 @@ class Recorder {
         op_.name(), what);
   }
 
-  /// An operator that changes a tensor belongs on the tape of that tensor.
+  /// Returns the tape on which to record: that of the tensor that the operator changes, else `otherwise`.
   static std::shared_ptr<Tape> tape_for(const Seen& seen, const std::shared_ptr<Tape>& otherwise) {
     return seen.written.defined() ? deferred_storage(seen.written)->tape : otherwise;
   }
@@ -171,7 +171,7 @@ class Recorder {
   void run_inside(const Seen& seen, const std::shared_ptr<Tape>& tape) {
     if (op_.from_libtorch && op_.is_composite(below_) && (op_.implicit_autograd || op_.device)) {
       fill_in_device(seen);
-      handle_.redispatchBoxed(below_, &stack_);  // the operators that it calls come here one by one
+      handle_.redispatchBoxed(below_, &stack_);  // record() is called for each operator that it calls
       return;
     }
     const bool makes = !seen.anything && op_.device && !from_data();
@@ -198,14 +198,14 @@ class Recorder {
     return seen.deferred.empty() ? c10::Device(c10::kCPU) : deferred_storage(seen.deferred.front())->device_of_values;
   }
 
-  /// Operators such as empty_like would ask the deferred tensor for its device, and learn that it is the meta device.
+  /// Fills in the device, because operators such as empty_like would ask the deferred tensor for its device, and get the meta device.
   void fill_in_device(const Seen& seen) {
     if (!op_.device || seen.deferred.empty()) return;
     auto& device = stack_[base_ + *op_.device];
     if (device.isNone() || device.toDevice().is_meta()) device = device_for(seen);
   }
 
-  /// Runs the operator on the meta device and records it. Returns false if it has no result there.
+  /// Runs the operator on the meta device and records it. Returns false if the operator gives no result on that device.
   bool run_on_meta(const Seen& seen, const std::shared_ptr<Tape>& tape, bool draws) {
     const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
     const auto device = device_for(seen);
@@ -247,7 +247,7 @@ class Recorder {
       record.written.push_back(storage->number);
       record.results.push_back(operand(tensor, *storage, result, element));
     });
-    if (!seen.anything && op_.name().starts_with("aten::empty")) return true;  // any values will do
+    if (!seen.anything && op_.name().starts_with("aten::empty")) return true;  // needs no record, because any values will do
     std::optional<size_t> replaced;
     if (op_.replaces && record.operands.front().is_all()) {
       replaced = std::exchange(written.front()->number, tape->new_number());
@@ -289,7 +289,7 @@ class Recorder {
     return draw;
   }
 
-  /// Puts tensors with values in the place of deferred ones. With `only_read`, those that the operator writes may have any values.
+  /// Replaces deferred tensors by tensors with values. With `only_read`, tensors that the operator overwrites may have any values.
   void put_values(Stack& stack, size_t base, bool only_read) const {
     std::vector<std::tuple<size_t, size_t, at::Tensor>> deferred;
     for_each_operand(stack, base, [&](size_t argument, size_t element, const at::Tensor& tensor) {
@@ -331,7 +331,7 @@ class Recorder {
         if (stack_[i].isTensor() && stack_[i].toTensor().is_same(now)) stack_[i] = tensor;
       }
       const c10::AutoGradMode no_grad(false);
-      at::Tensor(tensor).copy_(now);  // which is recorded
+      at::Tensor(tensor).copy_(now);  // this copy is recorded
     });
   }
 

@@ -29,7 +29,7 @@ class Recording : NoCopy {
 };
 
 /// Called by the fallback of paging, if may_be_deferred(). Runs the operator. Returns false, without running it, if an operand is sharded,
-/// or if this thread does not record and no operand is deferred. Throws UsageError if the operator needs values of a parameter or a buffer
+/// or if no operand is deferred and this thread does not record. Throws UsageError if the operator needs values of a parameter or a buffer
 /// that has none.
 bool record(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
 

@@ -29,7 +29,7 @@ at::Tensor element_of(const c10::IValue& value, size_t element) {
   return value.isTensor() ? value.toTensor() : value.toListRef()[element].toTensor();
 }
 
-/// Returns a result in the layout that it had on the meta device, in which later records read its storage.
+/// Returns a result in the layout that it had on the meta device, because later records read its storage in that layout.
 at::Tensor laid_out(const at::Tensor& made, const TapeTensor& expected) {
   if (made.sizes() == at::IntArrayRef(expected.sizes) && made.strides() == at::IntArrayRef(expected.strides) &&
       made.storage_offset() == expected.offset)
@@ -51,7 +51,7 @@ TapeTensor::TapeTensor(const at::Tensor& tensor, size_t number, size_t bytes, c1
       negated(tensor.is_neg()) {}
 
 bool TapeTensor::is_all() const {
-  // Dense: sorted by strides, each is the product of the sizes before it.
+  // Checks that the dimensions are dense: sorted by stride, each stride is the product of the sizes before it.
   std::vector<std::pair<int64_t, int64_t>> dims;
   for (size_t i = 0; i < sizes.size(); i++) {
     if (sizes[i] != 1) dims.emplace_back(strides[i], sizes[i]);
@@ -65,7 +65,7 @@ bool TapeTensor::is_all() const {
   return offset == 0 && static_cast<size_t>(numel) * c10::elementSize(dtype) == bytes && !conjugated && !negated;
 }
 
-/// Runs records in memory of its own: on whole tensors, or on the same range of values of all of them.
+/// Runs records in memory of its own: on whole tensors, or on the same range of values of all tensors.
 class Tape::Replay {
  public:
   explicit Replay(std::optional<ValueRange> range = {}) : range_(range) {}
@@ -172,7 +172,7 @@ void Tape::append(TapeRecord record) {
 
 std::set<size_t> Tape::records_for(size_t number) const {
   std::set<size_t> taken;
-  std::map<size_t, size_t> looked_up;  // for each number, up to which record
+  std::map<size_t, size_t> looked_up;  // for each number, the record up to which its writers have been taken
   std::vector<std::pair<size_t, size_t>> open = {{number, records_.size()}};
   while (!open.empty()) {
     const auto [next, before] = open.back();

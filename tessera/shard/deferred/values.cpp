@@ -17,7 +17,7 @@ namespace {
 
 /// Gives the tensor the memory of `values`, and keeps its autograd metadata. set_data would refuse another device.
 void take_memory(const at::Tensor& tensor, const at::Tensor& values) {
-  const auto& own = has_stand_in(tensor) ? paged_alias(values) : values;  // so that paging finds its stand-in
+  const auto& own = has_stand_in(tensor) ? paged_alias(values) : values;  // so that paging still sees the weight's operators
   tensor.unsafeGetTensorImpl()->shallow_copy_from(own.getIntrusivePtr());
 }
 
@@ -131,7 +131,8 @@ bool materialize(const at::Tensor& tensor, DeferredStorage::Kind kind, const std
   if (!lacks_values(tensor) || follow_values(tensor)) return true;
   if (has_recipe(tensor) && (!init || kind != DeferredStorage::Kind::Parameter)) {
     const auto values = computed_values(tensor);
-    give_values(tensor, values.is_cpu() && !otherwise.is_cpu() ? moved(values, otherwise) : values);  // nothing else refers to them on the CPU
+    // No other tensor needs the values on the CPU.
+    give_values(tensor, values.is_cpu() && !otherwise.is_cpu() ? moved(values, otherwise) : values);
   } else if (init) {
     allocate_values(tensor, otherwise);
     initialise(init, name, tensor);

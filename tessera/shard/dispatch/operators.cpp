@@ -69,7 +69,8 @@ std::optional<size_t> weight_of(const c10::FunctionSchema& schema) {
   return place ? std::optional(static_cast<size_t>(*place)) : std::nullopt;
 }
 
-/// libtorch tags no operator on lists. GPUs have kernels for them, and all but these work value by value.
+/// Whether an operator on lists of tensors works value by value. libtorch does not tag such operators, for which GPUs have kernels of their
+/// own.
 bool is_elementwise_on_lists(std::string_view name) {
   constexpr std::string_view kPrefix = "aten::_foreach_";
   if (!name.starts_with(kPrefix)) return false;
@@ -147,7 +148,7 @@ bool OperatorFacts::is_composite(c10::DispatchKeySet keys) const {
 OperatorKind OperatorFacts::kind(c10::DispatchKeySet keys) const {
   if (views) return OperatorKind::View;
   if (elementwise) return OperatorKind::Elementwise;
-  if (from_libtorch && is_composite(keys)) return OperatorKind::Composite;  // paging sees its parts
+  if (from_libtorch && is_composite(keys)) return OperatorKind::Composite;  // paging sees the operators that it calls
   return elementwise_lists ? OperatorKind::Elementwise : OperatorKind::Other;
 }
 

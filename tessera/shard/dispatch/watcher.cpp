@@ -13,11 +13,13 @@
 namespace tessera {
 namespace {
 
-// The engine passes debug info, but not our thread-local variables, to the threads that run a backward pass for a device.
+// The watch is kept in debug info, because the autograd engine passes debug info, but not thread-local variables, to the threads that run a
+// backward pass for a device.
 constexpr std::string_view kName = "tessera::Watcher";
 constexpr auto kKind = compat::debug_info_kind(kName);
 
-/// The keys of this thread, with the paging key for all operators or only for those whose operands have it.
+/// The keys of this thread, with the paging key included for all operators if a watcher is set, else only for operators whose operands have
+/// it.
 c10::impl::LocalDispatchKeySet keys_for(const Watcher* watcher) {
   auto keys = c10::impl::tls_local_dispatch_key_set();
   keys.included_ = watcher != nullptr ? keys.included_.add(kPagingKey) : keys.included_.remove(kPagingKey);
@@ -30,21 +32,23 @@ c10::impl::LocalDispatchKeySet keys_for(const Watcher* watcher) {
 struct Watching::Watched final : c10::DebugInfoBase {
   explicit Watched(Watcher* by) : watcher(by) {}
   static std::shared_ptr<Watched> by(Watcher* watcher) {
-    static const auto nobody = std::make_shared<Watched>(nullptr);  // shared, because each operator in a segment needs one
+    static const auto nobody = std::make_shared<Watched>(nullptr);  // one shared object, because each operator in a segment needs it
     return watcher == nullptr ? nobody : std::make_shared<Watched>(watcher);
   }
 
-  /// The watch of this thread. Tasks that the program starts inherit it, but get null: they run while this thread continues.
+  /// The watch of this thread. Returns null in tasks that the program has started, although they inherit the watch: they run while the
+  /// watched thread continues.
   static Watched* current() {
-    if (in_process.load(std::memory_order_relaxed) == 0) return nullptr;  // as nearly always, and this is asked for each operator
+    // A shortcut, because every operator asks, and nearly always nobody watches.
+    if (in_process.load(std::memory_order_relaxed) == 0) return nullptr;
     auto* const watched = static_cast<Watched*>(c10::ThreadLocalDebugInfo::get(kKind));
     if (watched == nullptr) return nullptr;
     return watched->thread == std::this_thread::get_id() || torch::autograd::get_current_graph_task_id() != -1 ? watched : nullptr;
   }
 
-  static inline std::atomic<int> in_process = 0;  // of all threads
+  static inline std::atomic<int> in_process = 0;  // number of watches of all threads
   std::recursive_mutex turns;
-  std::atomic<Watcher*> watcher;  // null once the watch is over: a task may keep this object longer
+  std::atomic<Watcher*> watcher;  // null once the watch is over, because a task may keep this object longer
   const std::thread::id thread = std::this_thread::get_id();
 };
 

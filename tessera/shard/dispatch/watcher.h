@@ -1,4 +1,4 @@
-// Watcher: sees every operator that a thread calls, and not only those with paged operands. Segments of activation checkpointing need it.
+// Watcher: sees every operator that a thread calls, not only operators with paged operands. Segments of activation checkpointing need it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,7 @@ class Watcher : NoCopy {
  public:
   virtual ~Watcher() = default;
 
-  /// Whether to see the operators that a composite calls, one by one, in place of the composite. `keys` tell the device.
+  /// Whether the watcher sees the operators that a composite calls, one by one, in place of the composite. `keys` contain the device.
   virtual bool opens(const OperatorFacts& op, c10::DispatchKeySet keys) const = 0;
   /// Called with the operands on the stack, unsharded and cast: runs the operator with `handle.redispatchBoxed(below, &stack)`, or puts its
   /// results onto the stack in another way.
@@ -41,7 +41,7 @@ class Watcher : NoCopy {
   class Turn;
 
  protected:
-  /// Whether the operator that is called casts an operand of another operator.
+  /// Whether the operator that is called now is a cast by which the library converts an operand of another operator.
   bool is_casting() const { return is_casting_; }
 
  private:
@@ -62,8 +62,8 @@ class Watcher::Turn : NoCopy {
   Watcher* watcher_ = nullptr;
 };
 
-/// Marks that the library casts an operand. The program has not called the cast, and a recomputation may run without it, because casts
-/// are remembered.
+/// Marks that the library casts an operand of another operator. The program has not called the cast, and a recomputation may run without
+/// it, because the library reuses the results of casts.
 class CastingOperand : NoCopy {
  public:
   CastingOperand() {

@@ -22,7 +22,8 @@ namespace tessera {
 namespace {
 
 /// The dtype in which gradients are sent. Where sums are computed in at least float32, a reduce_dtype that is wider than the gradients has
-/// no effect here: widening them before they are sent would change no bit. Engines of c10d add in the dtype that is sent.
+/// no effect: widening gradients before they are sent would change no bit of the sum. Engines of c10d add in the dtype that is sent, so
+/// they use reduce_dtype as it is.
 at::ScalarType wire_dtype(const Unit::Group& group, const MixedPrecision& precision, bool sums, SumOrder order) {
   const auto own = sums ? at::promoteTypes(group.unsharded_dtype, at::kFloat) : group.unsharded_dtype;
   const auto wanted = precision.reduce_dtype.value_or(own);
@@ -112,7 +113,7 @@ void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parame
     if (detects_anomaly()) say_anomaly(reduction_.unit_, parameter, values);
     const bool divides = reduction_.settings_.divide && reduction_.settings_.divide->pre != 1 && !reduction_.settings_.reduction_hook;
     packed.push_back(divides ? values / reduction_.settings_.divide->pre : values);
-    if (divides && !buffer.is_cuda()) {  // one copy at a time
+    if (divides && !buffer.is_cuda()) {  // so that only one quotient exists at a time
       reduction_.unit_.memory().gradients->pack(places, packed);
       places.clear();
       packed.clear();
@@ -130,8 +131,8 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   const auto& mesh = unit.mesh();
   const auto& hook = reduction_.settings_.reduction_hook;
   const auto& ranks = mesh.shard().local_ranks();
-  // The sink can take the mean in parts, as it is computed, only if no shard gets it as its gradient and nothing remains to be done to it.
-  // (A process that represents several ranks has no part of its own in the buffers.)
+  // The sink can take the mean in parts, as it is computed, only if no shard gets the mean as its gradient, and if no operation on it
+  // remains. (A process that represents several ranks has no part of its own in the buffers.)
   const bool in_parts =
       pass_.share.sink && pass_.after.is_plain() && !hook && ranks.size() == 1 && std::ranges::none_of(keeps_, std::identity());
   c10::SmallVector<Piece, 2> pieces;
@@ -175,10 +176,10 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   subject.unit = pass.described;
   subject.members = members;
   if (const auto& beside = reduction.watch_->beside.words(); pass.after.all_reduces || !beside.empty()) {
-    pass.writer = beside.empty() ? subject.writer : beside;  // not both: a rank may not know the writer
+    pass.writer = beside.empty() ? subject.writer : beside;  // only one of the texts, because a rank may not know the other
     subject.writer = pass.writer;
   }
-  if (pass.after.all_reduces) pass.subject = subject;  // for the all-reduce in finish_mean(), where the replicas compare it
+  if (pass.after.all_reduces) pass.subject = subject;  // the replicas compare it in the all-reduce in finish_mean()
   if (hook) {
     mesh.world().barrier(subject);  // ranks that have used different parameters get an error here
     run_hook(hook, pieces);
@@ -222,7 +223,7 @@ void GradientReduction::expect_takeable(const Unit::Parameter& parameter) const 
                     parameter.name));
   }
   const auto accumulator = ag::impl::try_get_grad_accumulator(parameter.shard);
-  const auto& hooks = ag::impl::get_autograd_meta(parameter.shard)->cpp_hooks_list_;  // those that were removed are still there, but empty
+  const auto& hooks = ag::impl::get_autograd_meta(parameter.shard)->cpp_hooks_list_;  // removed hooks stay in the list as empty functions
   const bool hooked = ag::impl::post_acc_grad_hooks(parameter.shard) ||
                       (hooks && std::ranges::any_of(*hooks, [](const auto& hook) { return static_cast<bool>(hook); })) ||
                       (accumulator && (!accumulator->post_hooks().empty() || !accumulator->pre_hooks().empty()));
@@ -239,8 +240,8 @@ void GradientReduction::expect_takeable(const Unit::Parameter& parameter) const 
   }
 }
 
-/// Reuses the memory of the last gradient if no tensor refers to it any more, because touching new pages costs more than the sum. The
-/// memory of a device is freed after use: its allocator is quick, and others need that memory meanwhile.
+/// Reuses the memory of the last gradient if no tensor refers to it any more, because touching new pages costs more than the sum. Memory on
+/// a device is not reused here but freed: the device's allocator is quick, and other tensors need the memory meanwhile.
 GradientMemory GradientReduction::make_memory(const Unit::Group& group, const at::Tensor& packed) {
   const auto number = group.number;
   memories_.resize(unit_.groups().size());
@@ -268,7 +269,7 @@ GradientMemory GradientReduction::make_memory(const Unit::Group& group, const at
   if (memory.squares) *memory.squares = std::numeric_limits<double>::quiet_NaN();
   auto result = memory;
   if (unit_.is_offloaded()) {
-    // The device has memory for it only until it has arrived on the host.
+    // The device keeps memory for the gradient only until the gradient has arrived on the host.
     result.arrival = std::exchange(result.values, at::empty({group.chunk}, result.values.options().device(unit_.device())));
   }
   return result;
@@ -286,7 +287,7 @@ void GradientReduction::drop_memory(const Unit::Group& group) {
   memories_[group.number] = {};
 }
 
-/// Lets the sink take its share of the mean.
+/// Gives the sink its share of the mean.
 void GradientReduction::give_to_sink(const PartOfMean& mean) {
   const auto share = std::exchange(pass_.share, {});
   share.sink->take(unit_.shared_from_this(), share.shards, [&](const at::Tensor& part, const at::Tensor& target) {
@@ -436,7 +437,7 @@ void UnsyncedGradients::add(std::span<const Unit::Parameter* const> parameters, 
     if (sum.defined()) {
       sum.add_(gradient);
     } else {
-      // A copy, because autograd may have given the same tensor to others.
+      // A copy, because autograd may have given the same tensor to other nodes.
       sum = at::empty_strided(parameters[i]->sizes, parameters[i]->strides,
                               gradient.options().dtype(at::promoteTypes(gradient.scalar_type(), at::kFloat)))
                 .copy_(gradient);

@@ -28,7 +28,7 @@ struct GradientMemory {
   TaggedStoragePtr storage;
   at::Tensor values;
   at::Tensor arrival = {};
-  size_t group = 0;                 // its number in the unit
+  size_t group = 0;                 // index of the group in the unit
   std::shared_ptr<double> squares;  // the reduction writes the sum of squares of `values` here, if a norm was requested
 
   explicit operator bool() const { return storage != nullptr; }
@@ -43,8 +43,8 @@ struct SinkShare {
 
 /// The operations on the sums of a reduction once they are complete.
 struct AfterSum {
-  bool all_reduces = false;  // over the replicas
-  bool is_part = false;      // the sums are kept until a later pass takes the mean over the replicas
+  bool all_reduces = false;  // whether the sums are all-reduced over the replicas
+  bool is_part = false;      // whether the sums are kept until a later pass takes the mean over the replicas
   Reduce op = Reduce::Mean;
   double divisor = 1;
   bool is_plain() const { return !all_reduces && !is_part && divisor == 1 && op == Reduce::Mean; }
@@ -54,7 +54,7 @@ struct AfterSum {
 struct PassReduction {
   SinkShare share = {};
   AfterSum after = {};
-  std::set<const Unit::Parameter*> packed = {};  // only filled if `after.is_part`
+  std::set<const Unit::Parameter*> packed = {};  // the parameters with a packed gradient; only filled if `after.is_part`
   std::string described = {}, writer = {};       // own the texts to which `subject` refers
   Subject subject = {};                          // compared by the replicas in their all-reduce
   Works works = {};
@@ -76,8 +76,8 @@ class UnsyncedGradients {
     in_parts_.clear();
   }
 
-  /// A copy of the sum of a parameter's gradients on this rank; undefined if there is none. Throws UsageError if its sums over the shard
-  /// group wait for the all-reduce.
+  /// A copy of the sum of a parameter's gradients on this rank; undefined if there is none. Throws UsageError if the gradient is already
+  /// summed over the shard group, and waits for the all-reduce over the replicas.
   at::Tensor sum_of(const Unit::Parameter& parameter) const;
 
   /// Drops the unsynced gradient of a parameter, which is in the unit's group number `group`.
@@ -98,14 +98,14 @@ class UnsyncedGradients {
   void add_part_to(size_t group, const at::Tensor& sum);
 
  private:
-  bool expected_ = false;  // since the last reduction
+  bool expected_ = false;  // whether expect() was called since the last reduction
   bool dropped_ = false;
   std::map<const Unit::Parameter*, at::Tensor> sums_;
-  std::map<size_t, at::Tensor> parts_;         // by the number of the group
-  std::set<const Unit::Parameter*> in_parts_;  // that have a gradient in `parts_`
+  std::map<size_t, at::Tensor> parts_;         // keyed by the number of the group
+  std::set<const Unit::Parameter*> in_parts_;  // the parameters that have a gradient in `parts_`
 };
 
-/// A gradient of zeros for a parameter, which takes no memory.
+/// Returns a gradient of zeros for a parameter, which takes no memory.
 at::Tensor zeros_like(const Unit::Parameter& parameter, c10::Device device);
 
 class GradientReduction {
@@ -131,7 +131,7 @@ class GradientReduction {
 
     GradientReduction& reduction_;
     c10::SmallVector<const Unit::Group*, 2> groups_;
-    c10::SmallVector<bool, 2> keeps_;  // whether shards of the group get a gradient
+    c10::SmallVector<bool, 2> keeps_;  // for each group, whether a shard of it gets a gradient
     bool widens_ = false;              // whether a group is sent in a wider dtype because the gradients are sums of several passes
     GradientBuffers buffers_;
     PassReduction pass_;
@@ -168,7 +168,7 @@ class GradientReduction {
   /// Waits until this rank's part of the mean is complete, and a sink has taken its share. On a device, only work that is queued later
   /// waits; the host waits for gradients that go to host memory.
   void finish();
-  /// The same, but gradients may still be on their way to host memory, and the unit counts as reducing until finish().
+  /// Like finish(), but gradients may still be on their way to host memory, and the unit counts as reducing until finish() is called.
   void finish_sum();
   /// Drops a reduction that has not finished.
   void abandon();
@@ -191,11 +191,11 @@ class GradientReduction {
   const UnitSettings& settings_;
   Versions& versions_;
   std::shared_ptr<GradientWatch> watch_;
-  std::vector<GradientMemory> memories_;  // one for each group; reused by the next reduction
+  std::vector<GradientMemory> memories_;  // the memory of each group; reused by the next reduction
   std::weak_ptr<GradientSink> sink_;
-  PassReduction pass_;                                // the one in flight
+  PassReduction pass_;                                // the reduction in flight
   c10::SmallVector<GradientMemory, 2> arriving_;      // the sums of the pass in flight that are being copied to host memory
-  Event arrived_;                                     // when all of `arriving_` have arrived
+  Event arrived_;                                     // passes when all of `arriving_` have arrived in host memory
   std::vector<std::pair<at::Tensor, int64_t>> lost_;  // gradients with their versions; see lose()
   std::string lost_why_;
   bool taken_ = false;  // whether the sink has taken gradients in this step

@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-// More passes than a short test or a tutorial takes.
+// The number of passes before the warning: more than a short test or a tutorial takes.
 constexpr int kEnough = 20;
 
 /// Some values of a flat tensor, from all over it.
@@ -119,7 +119,8 @@ void TrainedBeside::look_at_graph() {
   graph_ = graph;
   words_.clear();
   const auto* const nodes = ag::get_current_graph_task_nodes_in_graph();
-  if (nodes == nullptr || asks_for_chosen_gradients()) return;  // the program takes the gradients that it has asked for
+  // With chosen gradients, the program gets the gradients that it has asked for, and no leaf accumulates any.
+  if (nodes == nullptr || asks_for_chosen_gradients()) return;
   if (nodes->size() != nodes_) {
     nodes_ = nodes->size();
     std::erase_if(leaves_, [](const Leaf& known) { return known.tensor.expired(); });
@@ -140,7 +141,8 @@ std::string TrainedBeside::describe_changes() {
   for (auto& leaf : leaves_) {
     const auto tensor = leaf.tensor.lock();
     if (!tensor.defined() || !std::has_single_bit(leaf.passes++)) continue;
-    const auto values = fingerprint(tensor.detach());  // the version stays the same if an optimizer writes tensor.data()
+    // Reads the values, because the version does not change if an optimizer writes tensor.data().
+    const auto values = fingerprint(tensor.detach());
     if (std::exchange(leaf.values, values) == values) continue;
     found++;
     hash += values * static_cast<uint64_t>(tensor.numel() + 1);

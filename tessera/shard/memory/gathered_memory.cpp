@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// An all-gather whose result is decoded into the unsharded memory by the thread that waits for it.
+/// An all-gather with a codec that decodes: the thread that waits for it decodes the result into the unsharded memory.
 class Decoding final : public Work::State {
  public:
   Decoding(Work gather, std::span<const Buffer> buffers, std::span<const Piece> pieces, int ranks)
@@ -30,7 +30,7 @@ class Decoding final : public Work::State {
     gather_.wait();
     for (const auto& arrival : arrivals_) {
       const auto unsharded = arrival.unsharded.lock();
-      if (!unsharded) continue;  // its module was taken out of the model
+      if (!unsharded) continue;  // the unsharded parameters are gone, because their module was taken out of the model
       const auto sent = arrival.sent.chunk(ranks_), chunks = unsharded->memory_view(arrival.dtype).chunk(ranks_);
       for (size_t rank = 0; rank < sent.size(); rank++) arrival.codec->decode(sent[rank], chunks[rank]);
     }
@@ -39,7 +39,8 @@ class Decoding final : public Work::State {
   bool done() const override { return arrivals_.empty(); }
 
  private:
-  /// The chunks of a buffer that all ranks have sent. It does not own the buffer's unit, whose state owns this work.
+  /// The chunks of a buffer that all ranks have sent. Does not own the unsharded storage, because that storage owns the unit, and the
+  /// unit's state owns this work.
   struct Arrival {
     at::Tensor sent;
     c10::weak_intrusive_ptr<TaggedStorage> unsharded;
@@ -48,7 +49,7 @@ class Decoding final : public Work::State {
   };
 
   const Work gather_;
-  c10::SmallVector<Arrival, 2> arrivals_;  // empty once all are decoded
+  c10::SmallVector<Arrival, 2> arrivals_;  // empty once all buffers are decoded
   const int ranks_;
 };
 
@@ -76,7 +77,7 @@ class DeviceReads final : public Turns {
   explicit DeviceReads(c10::Device device) : device_(device) {}
 
   c10::Device device() const { return device_; }
-  /// Replaces chunks in host memory by copies on the device. They are complete for work that is queued on the current stream.
+  /// Replaces chunks in host memory by copies on the device. Work that is queued on the current stream later sees complete copies.
   void copy(std::span<Piece> pieces) {
     for (auto& piece : pieces) piece.own = piece.own.to(device_, /*non_blocking=*/true);
     last_ = Event::record(device_);
@@ -94,7 +95,7 @@ class DeviceReads final : public Turns {
 
 class GatheredChunks final : public Chunks {
  public:
-  /// `reads`: for chunks in host memory, else null. Owned by the UnitMemory of the chunks.
+  /// `reads`: the turns of chunks in host memory, else null. The UnitMemory of the chunks owns it.
   GatheredChunks(Communicator shard, std::optional<DiskMemoryOptions> disk, DeviceReads* reads)
       : shard_(std::move(shard)), disk_(std::move(disk)), reads_(reads) {}
 
@@ -168,7 +169,7 @@ class GatheredChunks final : public Chunks {
   const Communicator shard_;
   const std::optional<DiskMemoryOptions> disk_;
   DeviceReads* const reads_;
-  std::vector<MemoryPtr> chunks_ = {};  // of this rank
+  std::vector<MemoryPtr> chunks_ = {};  // this rank's chunks
 };
 
 /// Gradients are packed into memory of their own and reduce-scattered.
@@ -187,8 +188,8 @@ class ScatteredGradients final : public GradientPacking {
   }
 
   void pack(std::span<const at::Tensor> places, std::span<const at::Tensor> gradients) const override {
-    // A GPU copies all gradients that have the strides of their places in one kernel. With a single gradient of other strides among them,
-    // it would run one kernel for each.
+    // A GPU copies all gradients that have the strides of their places in one kernel. If one gradient with other strides were among them,
+    // the GPU would run one kernel for each gradient.
     c10::SmallVector<at::Tensor, 32> alike, values;
     for (size_t i = 0; i < places.size(); i++) {
       if (places[i].is_cuda() && places[i].strides() == gradients[i].strides()) {
@@ -211,8 +212,8 @@ class ScatteredGradients final : public GradientPacking {
   }
 
  private:
-  // The sum is computed in at least float32. It is stored in the piece's `own`, a part of the buffer, if that has this dtype, else in new
-  // memory.
+  // The sum is computed in at least float32. It is stored in the piece's `own`, a part of the buffer, or in new memory if `own` is
+  // narrower.
   std::shared_ptr<Handing> reduce_and_hand(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) {
     c10::SmallVector<Piece, 2> sums(pieces.begin(), pieces.end());
     for (auto& piece : sums) {

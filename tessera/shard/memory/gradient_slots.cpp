@@ -32,7 +32,7 @@ constexpr uint32_t slots_of(size_t bytes) {
   return bytes > GradientSlots::kLargeSlot ? 1 : 2;
 }
 
-constexpr size_t kSpareBytes = 1024;  // for padding between buffers
+constexpr size_t kSpareBytes = 1024;  // room in each slot for padding between buffers
 /// The beginning of a slot, by which ranks notice that they have packed gradients of different reductions. They read envelopes only if the
 /// digests differ.
 struct Head {
@@ -67,7 +67,7 @@ struct GradientSlots::Turn final : Work::State {
   }
   bool done() const override { return is_done; }
 
-  GradientSlots* slots = nullptr;  // not owned: the unit memory that holds the work owns the slots
+  GradientSlots* slots = nullptr;  // not owned, because the UnitMemory that holds this work owns the slots
   uint32_t number = 0;
   std::chrono::milliseconds limit{};
   c10::SmallVector<Piece, 2> pieces;
@@ -137,7 +137,7 @@ GradientBuffers GradientSlots::buffers(std::span<const GradientPlan> plans, std:
   const std::lock_guard lock(mutex_);
   size_t bytes = kHead;
   for (const auto& plan : plans) bytes += aligned(static_cast<size_t>(plan.numel) * c10::elementSize(plan.dtype));
-  expected_ = std::max(expected_, bytes);  // more than was announced if parameters have been thawed since
+  expected_ = std::max(expected_, bytes);  // `bytes` may be more than was announced, if parameters have been thawed since
   if (area_) area_->expect_in_step();
   if (expected_ > size_) make_area(limit);
   const auto turn = turn_ + 1;
@@ -234,7 +234,7 @@ void GradientSlots::add_up(Turn& turn, bool awaited) {
 
 /// Adds up values of this rank's part, from `begin` on.
 void GradientSlots::add_up(const Turn& turn, const at::Tensor& whole, int64_t begin, const at::Tensor& target, double* squares) {
-  if (target.numel() == 0) return;  // of a buffer that may have no address
+  if (target.numel() == 0) return;  // an empty buffer may have no address
   const c10::InferenceMode inference;
   const auto own_rank = area_->rank();
   const auto width = static_cast<int64_t>(whole.element_size());

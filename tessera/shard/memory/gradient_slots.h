@@ -21,8 +21,8 @@ class SharedArea;
 /// Each rank has two slots. In turn k it packs gradients into its slot k % 2 and counts up kPacked. Later it adds up its own part of what
 /// all ranks have packed, in rank order, and counts up kAdded. It may pack turn k + 2 into the same slot when all ranks have added up turn
 /// k. A rank can therefore put off the sum of one unit until it has packed the next; by then the other ranks have usually packed as well,
-/// and it need not wait. If slots are larger than kLargeSlot, each rank has only one, because the memory of a second slot is worth more
-/// than this overlap: turn k is then added up before turn k + 1 is packed.
+/// and it need not wait. If slots are larger than kLargeSlot, each rank has only one slot, because the memory of a second slot is worth
+/// more than this overlap: turn k is then added up before turn k + 1 is packed.
 class GradientSlots {
  public:
   static constexpr size_t kLargeSlot = size_t{32} << 20;  // bytes
@@ -33,8 +33,8 @@ class GradientSlots {
 
   /// Makes the slots large enough for a unit of `bytes` when they are next allocated. All ranks call it in the same order.
   void reserve(size_t bytes);
-  /// Whether each rank has one slot, so that buffers() has to finish the sum of the previous turn. The unit of that turn should take its
-  /// sum first, because otherwise buffers() stores the sum in private memory.
+  /// Whether each rank has only one slot, so that buffers() has to finish the sum of the previous turn. The unit of that turn should take
+  /// its sum first, because otherwise buffers() stores the sum in private memory.
   bool packs_after_sum();
   /// Returns buffers in this rank's next slot. Waits until all ranks have added up the turn that was in that slot before. Collective if the
   /// slots have to grow.
@@ -45,7 +45,7 @@ class GradientSlots {
     const std::lock_guard lock(mutex_);
     evaluations_ = number;
   }
-  /// The state of one reduction. To avoid an allocation in each step, a caller may use it again once its work is done.
+  /// The state of one reduction. To avoid an allocation in each step, a caller may use a Turn again once its work is done.
   struct Turn;
   static std::shared_ptr<Turn> make_turn();
   /// Starts to reduce the pieces; their `whole` must be the buffers that buffers() returned last. The sum is computed by the thread that
@@ -67,15 +67,15 @@ class GradientSlots {
   const Communicator group_;
   std::mutex packing_;
   std::mutex mutex_;
-  size_t announced_ = 0;  // bytes of a slot for which units have made a reservation
-  size_t expected_ = 0;   // bytes of a slot when slots are next allocated
+  size_t announced_ = 0;  // the size of a slot for which units have called reserve(), in bytes
+  size_t expected_ = 0;   // the size of a slot when slots are next allocated, in bytes
   size_t size_ = 0;
   std::shared_ptr<SharedArea> area_;
   uint32_t turn_ = 0;
   uint64_t evaluations_ = 0;
   bool compares_evaluations_ = true;
-  c10::SmallVector<std::shared_ptr<Turn>, 2> open_;  // packed, but not added up
-  std::vector<ConstBytes> contributions_;            // of all ranks to one buffer; kept for its memory
+  c10::SmallVector<std::shared_ptr<Turn>, 2> open_;  // turns that are packed, but not added up
+  std::vector<ConstBytes> contributions_;            // the gradients of all ranks for one buffer; a member so that its memory is reused
 };
 
 }  // namespace tessera

@@ -1,8 +1,9 @@
 // Node-shared unit memory: the chunks of all ranks of a host lie in one shared mapping in rank order, so the mapping is the unsharded unit.
 //
 // No rank may write a chunk that another rank still reads, or read a chunk before its owner has written it. For every unit, each rank
-// counts which version it has published and which version it is done reading, and waits for the counters of the others. A rank that has
-// resharded a unit may read it again (in backward, or for a second batch), so it counts as done reading only when it enters its own step.
+// counts which version it has published and which version it is done reading, and waits for the counters of the other ranks. A rank that
+// has resharded a unit may read it again (in backward, or for a second batch), so it counts as done reading only when it enters its own
+// step.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -18,7 +19,7 @@ namespace {
 
 enum VersionCounters { kPublished, kDone, kVersionCounters };
 
-/// Memory of a shared area, from `begin` on, that keeps the area alive.
+/// Returns the memory of a shared area from `begin` on, which keeps the area alive.
 MemoryPtr memory_of(const SharedArea& area, std::byte* begin) {
   auto keeper = std::make_unique<std::shared_ptr<std::byte>>(area.data());
   return std::make_shared<at::DataPtr>(
@@ -30,13 +31,13 @@ struct Shared {
   struct Place {
     std::shared_ptr<SharedArea> area;
     MemoryPtr all;    // the chunks of all ranks
-    at::Tensor copy;  // read by other ranks if this rank's own chunk is in private memory; else undefined
+    at::Tensor copy;  // the copy that other ranks read if this rank's own chunk is in private memory; else undefined
   };
 
   const Communicator shard;
   const std::shared_ptr<SharedArea> control;  // holds the version counters of all ranks
   const std::shared_ptr<GradientSlots> slots = GradientSlots::of(shard);
-  std::vector<Place> places = {};  // one for each buffer
+  std::vector<Place> places = {};  // one place for each buffer
 };
 using SharedPtr = std::shared_ptr<Shared>;
 
@@ -135,7 +136,7 @@ class VersionCounts final : public Turns {
     const auto value = after(subject);
     if (value == published_) return;
     if (make_copy) {
-      // Returns at once in nearly all cases, because the write has already waited for this.
+      // The wait() below nearly always returns at once, because the write has already waited for the readers of the previous version.
       Subject before = subject;
       before.version--;
       control().expect_in_step();

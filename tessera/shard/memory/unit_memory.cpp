@@ -41,7 +41,7 @@ void expect_possible(OffloadTo to, std::string_view what, const DiskMemoryOption
 
 namespace {
 
-/// The memory of a unit that a device computes with, while its shards are in host memory.
+/// Returns the memory of a unit whose shards are in host memory while a device computes with it.
 UnitMemory pinned_memory(const ShardOptions& options, c10::Device device) {
   const auto& shard = options.mesh.shard();
   if (shard.traits().traces) {
@@ -84,7 +84,7 @@ uint64_t UnitMemory::gathered_bytes(std::span<const Buffer> buffers, int ranks) 
 void UnitMemory::release(std::span<const Buffer> buffers, Works unsharding) const {
   for (const auto& work : unsharding) {
     try {
-      work.wait();  // it writes to the memory
+      work.wait();  // the work writes to the memory that is released below
     } catch (const std::exception&) {
       // Resharding does not need the result. Code that does need the unit gets the error when it waits itself.
     }
@@ -124,7 +124,7 @@ UnitMemory make_unit_memory(const ShardOptions& options, bool decodes, at::Devic
         "parameters can't be shared by the ranks of this host: {}; leave ShardOptions::residence and TESSERA_RESIDENCE "
         "at auto, or choose gathered",
         why_not);
-  static std::once_flag logged;  // once, not for every unit
+  static std::once_flag logged;  // so that the message is logged once, not for every unit
   std::call_once(logged, [&] { log(LogLevel::Info, "parameters are gathered, not shared by the ranks of this host: {}", why_not); });
   return gathered_memory(shard);
 }

@@ -27,7 +27,7 @@ struct ShardOptions;
 using Works = c10::SmallVector<Work, 2>;
 
 /// Calls `act` with each run of neighbours that have the same key. With the dtype as the key, all buffers of a dtype take part in one
-/// collective: an eager transport saves exchanges, and a tracing one ties them together.
+/// collective: an eager transport saves exchanges, and a tracing transport ties them together.
 template <class Item, class Key, class Act>
 void for_each_group(std::span<const Item> items, const Key& key, const Act& act) {
   for (size_t first = 0; first < items.size();) {
@@ -40,7 +40,7 @@ void for_each_group(std::span<const Item> items, const Key& key, const Act& act)
 
 /// The flat buffer of one group.
 struct Buffer {
-  size_t number = 0;           // which call of Chunks::add made it
+  size_t number = 0;           // index of the Chunks::add() call that made it
   TaggedStoragePtr unsharded;  // the unsharded parameters are views of it
   at::Tensor own;              // this rank's chunk in its stored form, flat
   const Codec* codec;
@@ -54,7 +54,7 @@ using Buffers = c10::SmallVector<Buffer, 2>;
 
 /// A buffer to be made.
 struct BufferPlan {
-  std::string_view unit;  // its name
+  std::string_view unit;  // the name of the unit
   int64_t chunk = 0;
   at::ScalarType dtype;
   const Codec* codec;
@@ -76,21 +76,21 @@ class Chunks {
   virtual bool in_place(const Buffer& buffer) const = 0;
 };
 
-/// Makes ranks take turns if other ranks, or a device, read this rank's chunk in place: nobody may write a chunk that another still reads,
-/// or read a chunk before its owner has written it. This base class is for chunks that nobody else reads, so its functions wait for
-/// nothing.
+/// Makes ranks take turns if other ranks, or a device, read this rank's chunk in place: no rank may write a chunk that another rank still
+/// reads, or read a chunk before its owner has written it. This base class is for chunks that only their owner reads, so its functions wait
+/// for nothing.
 class Turns {
  public:
   virtual ~Turns() = default;
 
-  /// Work that is done when all ranks have published this version.
+  /// Returns work that is done when all ranks have published this version.
   virtual Work wait_for_writers(const Subject& /*subject*/) { return {}; }
-  /// Says that this rank will not read this version again.
+  /// Tells the other ranks that this rank will not read this version again.
   virtual void done_reading(const Subject& /*subject*/) {}
   /// Waits until all ranks are done reading this version, so that this rank's chunk may change. Returns false if all ranks are waiting to
   /// write, each for another unit. In that case the chunk may change only in memory that other ranks do not read (see keep_copy).
   virtual bool wait_for_readers(const Subject& /*subject*/) { return true; }
-  /// Makes other ranks read a copy of a buffer's own chunk, which done_writing() makes. Returns false if they already do.
+  /// Makes other ranks read a copy of a buffer's own chunk, which done_writing() makes. Returns false if they already read a copy.
   virtual bool keep_copy(size_t /*buffer*/, const at::Tensor& /*own*/) { return false; }
   /// Makes this version of the own chunks readable by other ranks. `make_copy`: whether this call has to make the copies that other ranks
   /// read.
@@ -122,13 +122,13 @@ class KeptPart {
 
  private:
   Communicator few_;
-  c10::SmallVector<at::Tensor, 2> parts_;  // one for each buffer
+  c10::SmallVector<at::Tensor, 2> parts_;  // this rank's part of each buffer
 };
 
 /// A buffer of packed gradients to be made.
 struct GradientPlan {
   int64_t numel = 0;
-  at::ScalarType dtype;  // in which the gradients are sent
+  at::ScalarType dtype;  // the dtype in which the gradients are sent
   at::Device device;
 };
 
@@ -156,8 +156,9 @@ class GradientPacking {
   virtual GradientBuffers buffers(std::span<const GradientPlan> plans) = 0;
   /// Copies gradients to their places in a buffer.
   virtual void pack(std::span<const at::Tensor> places, std::span<const at::Tensor> gradients) const = 0;
-  /// Starts to reduce the buffers that buffers() returned last over all ranks. This rank's part goes to the pieces' `own`. With `take`, the
-  /// thread that waits for the work gives this rank's part to `take` instead, and the pieces' `own` are this rank's places in the buffers.
+  /// Starts a reduce-scatter over all ranks of the buffers from the last call of buffers(), which are the pieces' `whole`. Without `take`,
+  /// this rank's part of the result is stored in the pieces' `own`. With `take`, the thread that waits for the returned work gives that
+  /// part to `take`; the caller must then pass this rank's place in `whole` as `own`, and can't use its values afterwards.
   virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) = 0;
   /// Sets how many evaluations this rank has begun, for a warning if only some ranks evaluate, which works only with shared memory.
   virtual void note_evaluations(uint64_t /*number*/) {}
@@ -165,7 +166,7 @@ class GradientPacking {
 
 struct UnitMemory {
   std::string_view residence;
-  std::optional<DiskMemoryOptions> disk = {};  // where this rank's chunk lies, if not in memory
+  std::optional<DiskMemoryOptions> disk = {};  // set if this rank's chunk lies on disk
   std::unique_ptr<Chunks> chunks;
   std::unique_ptr<Turns> turns;
   std::unique_ptr<GradientPacking> gradients;
@@ -183,7 +184,7 @@ struct UnitMemory {
 };
 
 /// Memory that an all-gather fills and that resharding frees. Works everywhere. `disk`: where the shards lie, if not in memory.
-/// `copied_to`: if they are in pinned host memory, the device to which they are copied before they are gathered.
+/// `copied_to`: if the shards are in pinned host memory, the device to which they are copied before they are gathered.
 UnitMemory gathered_memory(const Communicator& shard, std::optional<DiskMemoryOptions> disk = {},
                            std::optional<c10::Device> copied_to = {});
 

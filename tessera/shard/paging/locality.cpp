@@ -11,13 +11,13 @@ constexpr auto kToLocal = "If you mean this rank's values alone, take tessera::t
 
 std::string name_of(const SourceParameter& source) {
   const auto unit = source.unit.lock();
-  return unit ? name_of(parameter_of(*unit, source), *unit) : std::string("a model");  // which is being destroyed
+  return unit ? name_of(parameter_of(*unit, source), *unit) : std::string("a model");  // without a unit, the model is being destroyed
 }
 
 void mark(const at::Tensor& result, const SourceParameterPtr& source) {
   if (!result.has_storage()) return;
   auto* const impl = result.unsafeGetTensorImpl();
-  if (tag_of(result) != nullptr) return;  // its storage tag already says where it comes from
+  if (tag_of(result) != nullptr) return;  // the storage tag already identifies its parameter
   if (!is_paged(result)) impl->shallow_copy_from(paged_alias(result).getIntrusivePtr());
   if (impl->get_backend_meta() == nullptr) impl->set_backend_meta(source);
 }
@@ -39,7 +39,7 @@ void expect_whole(const at::Tensor& tensor, std::unordered_map<std::string, bool
   if (!unit) return;
   const auto& parameter = parameter_of(*unit, *source);
   const bool is_whole = unit->mesh().shard().size() == 1 && tensor.sizes() == at::IntArrayRef(parameter.sizes);
-  if (is_whole) return;  // a lone rank has all values, but its shard may be flat
+  if (is_whole) return;  // (the shard of a lone rank has all values, but may have another shape)
   throw UsageError(
       "torch::save would write this rank's part of {} alone, and whoever reads the file would take it for the whole; write "
       "instead, on every rank, tessera::checkpoint::save(folder, {{.model = model.get(), .optimizer = &optimizer}}, world), "

@@ -18,7 +18,7 @@ void mark_results(const Stack& stack, size_t base, const SourceParameterPtr& sou
 /// Throws UsageError if the operator would combine values of different places, or draw random numbers: its result for this rank's values
 /// would look like the result for the full parameter.
 void expect_no_mixing(const OperatorFacts& op, OperatorKind kind, const SourceParameter& source);
-/// Throws UsageError: the operator picks values by their positions, and those differ between a shard and the full parameter.
+/// Throws UsageError: the operator picks values by position, and positions differ between a shard and the full parameter.
 [[noreturn]] void refuse_places(const OperatorFacts& op, const SourceParameter& source);
 /// Throws UsageError if a view on the stack, from `base` on, has fewer than `numel` values, the number that the viewed local value has.
 void expect_all_values(const OperatorFacts& op, int64_t numel, const Stack& views, size_t base, const SourceParameter& source);

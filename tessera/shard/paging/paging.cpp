@@ -33,7 +33,7 @@ namespace {
 
 struct PagedOperand {
   size_t argument, element;
-  const at::Tensor* tensor;  // on the stack
+  const at::Tensor* tensor;  // points into the stack
   StorageTag* tag;           // null for a local value, and for a weight whose operators are replaced
 };
 using PagedOperands = c10::SmallVector<PagedOperand, 8>;  // nearly no operator has more, so nearly none needs an allocation
@@ -53,8 +53,8 @@ struct Operands {
   c10::SmallVector<const at::Tensor*, 2> written;      // shards that it writes
   c10::SmallVector<std::shared_ptr<Unit>, 2> changed;  // the units of `written`
   c10::SmallVector<Unit*, 2> reduced;                  // units whose gradients it uses while their reduction is in flight
-  c10::SmallVector<std::shared_ptr<Unit>, 2> alive;    // keeps the units of shards and gradients alive, which do not own them
-  SourceParameterPtr source;                           // of the first local value
+  c10::SmallVector<std::shared_ptr<Unit>, 2> alive;    // units of shards and gradients, which do not own their units
+  SourceParameterPtr source;                           // the parameter from whose shard the first local value was computed
 };
 
 /// Throws UsageError if an unsharded parameter was given memory that does not belong to its unit.
@@ -128,7 +128,8 @@ void note(Operands& operands, const PagedOperand& operand, const OperatorFacts& 
     if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
     return;
   }
-  // to() of a recurrent module takes its weights from parameters() again: it then holds shards and no longer the unsharded parameters.
+  // to() of a recurrent module reads its weights from parameters() again, so the module then holds shards in place of the unsharded
+  // parameters.
   if (op.recurrent) {
     throw UsageError(
         "{} was given shards in place of unsharded weights, because to() of a recurrent module was called after fully_shard; "
@@ -141,7 +142,7 @@ void note(Operands& operands, const PagedOperand& operand, const OperatorFacts& 
   if (tag->role == Role::Sharded && unit->flags().unset > 0) {
     if (writes) {
       note_values(*unit, tensor);
-    } else if (!op.name().ends_with("_like")) {  // zeros_like needs only the shape
+    } else if (!op.name().ends_with("_like")) {  // zeros_like and the like need only the shape
       expect_values_of(*unit, tensor, op.name());
     }
   }
@@ -171,7 +172,7 @@ bool loads_shard(Stack& stack) {
   return true;
 }
 
-/// Throws UsageError if Module::clone() copies a shard. Such a copy is recognized by gradients being disabled.
+/// Throws UsageError if Module::clone() copies a shard. Assumes that a copy comes from Module::clone() if gradients are disabled.
 void refuse_cloning(const OperatorFacts& op, const Stack& stack) {
   if (c10::GradMode::is_enabled()) return;
   const auto& self = stack[stack.size() - op.arguments].toTensor();
@@ -215,7 +216,7 @@ void cast_operands(const OperatorFacts& op, Stack& stack, const PagedOperands& p
   // Backward operators need their operands exactly as the forward operators saw them.
   if (!unit.compute_dtype() || op.backward) return;
   const bool stored = unit.flags().shows_stored;
-  if (stored && op.updates_statistics) return;  // its weight may be wider than its input
+  if (stored && op.updates_statistics) return;  // such an operator may have a weight that is wider than its input
   const auto dtype = stored ? dtype_of_parameters(paged) : unit.compute_dtype();
   if (!dtype) return;
   const size_t base = stack.size() - op.arguments;
@@ -223,7 +224,7 @@ void cast_operands(const OperatorFacts& op, Stack& stack, const PagedOperands& p
     if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type())) return tensor;
     if (op.updates_statistics) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
     if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
-    if (stored && tensor.scalar_type() != *unit.compute_dtype()) return tensor;  // the program's own choice
+    if (stored && tensor.scalar_type() != *unit.compute_dtype()) return tensor;  // the program has chosen this dtype
     const LockedState state(unit);
     const CastingOperand casting;
     auto result = state->casts.cast(tensor, *dtype);
@@ -236,7 +237,7 @@ void cast_operands(const OperatorFacts& op, Stack& stack, const PagedOperands& p
 }
 
 /// Gives an operator that updates running statistics float32 copies of them, if buffer_dtype has made them narrower: libtorch does not
-/// accept them in all combinations with other dtypes.
+/// accept narrow statistics in all combinations with other dtypes.
 class WideStatistics {
  public:
   WideStatistics(const OperatorFacts& op, Stack& stack) {
@@ -260,7 +261,7 @@ class WideStatistics {
   c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2> copies_;
 };
 
-/// Runs the function that replaces the operator for this weight, if there is one. Operators in it are paged one by one.
+/// Runs the function that replaces the operator for this weight, if there is one. Operators that the function calls are paged one by one.
 bool ran_replacement(const OperatorFacts& op, Stack& stack) {
   const auto operands = std::span(stack).last(op.arguments);
   const auto& weight = operands[*op.weight];
@@ -298,10 +299,10 @@ void expect_one_dtype(const OperatorFacts& op, std::span<Unit* const> units) {
   }
 }
 
-/// Unshards units and keeps them pinned while an operator runs. In nearly all cases they belong to one model.
+/// Unshards units and keeps them pinned while an operator runs. In nearly all cases, the units belong to one model.
 class Pins : NoCopy {
  public:
-  /// If it throws, it releases the units that it has pinned.
+  /// If the constructor throws, it releases the units that it has pinned.
   Pins(std::span<Unit* const> units, std::span<at::Tensor> operands) : Pins() {
     for (auto* unit : units) {
       auto* schedule = unit->schedule().get();
@@ -320,7 +321,7 @@ class Pins : NoCopy {
 
  private:
   struct Use {
-    Schedule* schedule;  // owned by the units
+    Schedule* schedule;  // owned by its units
     c10::SmallVector<Unit*, 4> units;
   };
 
@@ -330,8 +331,8 @@ class Pins : NoCopy {
   size_t pinned_ = 0;
 };
 
-/// Throws UsageError if an operator reads unsharded parameters of the model whose shards it writes. Unsharding publishes earlier writes to
-/// the model, and this operator's own write would come after that.
+/// Throws UsageError if an operator reads unsharded parameters of the model whose shards it writes. Unsharding publishes all writes to the
+/// model, and this operator would write only after that.
 void expect_no_unshard_in_write(const OperatorFacts& op, const Operands& operands) {
   for (const auto& changed : operands.changed) {
     const auto reads = std::ranges::find(operands.units, changed->schedule(), [](const Unit* unit) { return unit->schedule(); });
@@ -405,11 +406,13 @@ void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::
   }
   try {
     std::optional<c10::impl::ExcludeDispatchKeyGuard> below_too;
-    if (op.transposes && held_form(viewed) != nullptr) below_too.emplace(kPagingKey);  // its inner view would be decoded
+    // The operator makes a view inside, which must not be decoded.
+    if (op.transposes && held_form(viewed) != nullptr) below_too.emplace(kPagingKey);
     handle.redispatchBoxed(below, stack);
   } catch (const c10::Error&) {
-    const bool names_device = handle.schema().argumentIndexWithName("device").has_value();  // which may not exist
-    if (source && !names_device) refuse_places(op, *source);  // of positions that exist in the full parameter, but not here
+    // A view fails at positions that exist in the full parameter, but not in the shard. Other errors may name a device that does not exist.
+    const bool names_device = handle.schema().argumentIndexWithName("device").has_value();
+    if (source && !names_device) refuse_places(op, *source);
     throw;
   }
   if (op.transposes) note_transposed(weight, stack->back().toTensor());
@@ -439,7 +442,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagingKey);
   if (may_be_deferred() && record(handle, op, below, stack)) return;
   if (op.weight && ran_replacement(op, *stack)) return;
-  // A task that a watched thread has started inherits its keys, but is not watched.
+  // A task that a watched thread has started inherits the thread's dispatch keys, but is not watched.
   const bool sees_all = c10::impl::tls_is_dispatch_key_included(kPagingKey);
   if (sees_all && opens(op, below)) return handle.redispatchBoxed(below, stack);
   const auto paged = paged_operands(op, *stack);
@@ -463,7 +466,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   if (operands.source) {
     const auto kind = op.kind(below);
     expect_no_mixing(op, kind, *operands.source);
-    if (kind == OperatorKind::Composite) return handle.redispatchBoxed(below, stack);  // its parts will come here one by one
+    if (kind == OperatorKind::Composite) return handle.redispatchBoxed(below, stack);  // the operators that it calls come here one by one
     expect_same_places(op, *stack, base, *operands.source);
   }
   for (auto* unit : operands.reduced) unit->schedule()->finish_reductions();
@@ -472,7 +475,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   if (!operands.written.empty()) {
     guard.emplace(operands.changed, WriteKind::Operators);
     for (const auto* shard : operands.written) guard->outdate(*shard);
-    if (!operands.units.empty()) guard.reset();  // unsharding waits for other ranks, and no lock may span that
+    if (!operands.units.empty()) guard.reset();  // unsharding waits for other ranks, and no lock may be held meanwhile
   }
   std::optional<TracedOperands> traced;
   if (TracedOperands::are_needed(operands.units)) traced.emplace(op, *stack, operands.units);

@@ -21,8 +21,8 @@ namespace {
 
 constexpr std::string_view kPassNames[] = {"no pass", "forward", "a forward without gradients", "backward"};
 
-/// Ends a backward pass of a schedule, once. The autograd engine owns it through its callback: it calls now() when the pass is complete, or
-/// destroys the callback when it gives the pass up.
+/// Ends a backward pass of a schedule, once. A callback of the autograd engine owns it: the engine calls now() when the pass is complete,
+/// or destroys the callback when it gives the pass up.
 class EndOfBackward {
  public:
   EndOfBackward(std::weak_ptr<Schedule> schedule, uint64_t number) : schedule_(std::move(schedule)), number_(number) {}
@@ -64,8 +64,8 @@ void Schedule::enter(Pass pass) {
   if (pass == Pass::Backward) {
     to_reduce_.clear();
     ready_.clear();
-    // Units without a UnitNode in this pass (frozen units, gradients of inputs only) are resharded at its end. After an exception the
-    // engine destroys its callbacks without calling them, hence the destructor of EndOfBackward.
+    // Units without a UnitNode in this pass (frozen units, gradients of inputs only) are resharded at the end of the pass. After an
+    // exception the engine destroys its callbacks without calling them, hence the destructor of EndOfBackward.
     const auto end = std::make_shared<EndOfBackward>(weak_from_this(), ++backward_);
     torch::autograd::Engine::get_default_engine().queue_callback([end] { end->now(/*complete=*/true); });
   }
@@ -151,7 +151,7 @@ void Schedule::make_room(std::span<Unit* const> wanted) {
     }
     std::erase_if(idle_, is_over);
   }
-  // The bound holds for the rest. The first to be resharded is the unit whose next use is farthest away or, without a prediction, whose
+  // Reshards further units until the bound holds. The first is the unit whose next use is farthest away or, without a prediction, whose
   // last use is longest ago.
   const auto to_unshard = std::ranges::count_if(wanted, [](Unit* unit) { return !state_of(*unit).has_memory(); }) +
                           (settings_.limit_all_gathers && prefetches_on_use() ? std::ssize(predicted()) : 0);
@@ -163,7 +163,7 @@ void Schedule::make_room(std::span<Unit* const> wanted) {
 }
 
 bool Schedule::stays(const Unit& unit) const {
-  // Backward may then need different units on different ranks, and an all-gather needs all ranks.
+  // With UnusedParameters::Zeros, backward may need different units on different ranks, but an all-gather needs all ranks.
   if (reduces_in_order() && pass_ != Pass::Evaluation) return true;
   const auto& state = state_of(unit);
   if (state.waits_for_use() || (pass_ == Pass::Backward && !state.settings.reshard_after_backward)) return true;
@@ -211,7 +211,7 @@ void Schedule::prefetch(std::span<Unit* const> units, std::span<at::Tensor> oper
       unshard(*unit, operands);
       state_of(*unit).note_early(UnitState::Early::Prefetched);
     } catch (const std::exception&) {
-      // The unit is not needed yet. The use that does need it tries again and gets the error.
+      // The unit is not needed yet. The first use of it tries again and gets the error.
     }
   }
 }
@@ -229,7 +229,7 @@ void Schedule::reshard_where(c10::function_ref<bool(Unit&)> chosen) {
 void Schedule::use(std::span<Unit* const> units, std::span<at::Tensor> operands) {
   const auto held = lock();
   enter(pass_now());
-  // By far the most frequent case: the unit is unsharded and was the last one used.
+  // Returns early in by far the most frequent case: the unit is unsharded, and is the unit that was used last.
   if (units.size() == 1 && units.front() == visited_ && state_of(*visited_).is_unsharded() && order(pass_).used_last(visited_)) {
     state_of(*visited_).note_stream();
     visited_->flags().pins++;
@@ -268,8 +268,9 @@ void Schedule::use(std::span<Unit* const> units, std::span<at::Tensor> operands)
   wait_and_pin(units);
 }
 
-/// Makes the operator depend on the results of the last reduction. Without this dependency, a compiler would leave all reductions to the
-/// end, and keep the whole gradients of all units until then. One reduction may still overlap with the operators of the next unit.
+/// Makes the operator with these operands depend on the results of the last reduction. Without this dependency, a compiler would leave all
+/// reductions to the end, and keep the whole gradients of all units until then. One reduction may still overlap with the operators of the
+/// next unit.
 void Schedule::tie_to_reduced(std::span<at::Tensor> operands) {
   if (!operands.empty()) std::ranges::copy(tied({operands.begin(), operands.end()}, std::exchange(reduced_, {})), operands.begin());
 }
@@ -299,8 +300,8 @@ void Schedule::gradients_complete(Unit& unit) {
   if (unit.flags().is_reducing) reducing_ = &unit;
   auto& state = state_of(unit);
   state.note_gradients(pass_number_);
-  // A unit that the rest of the pass uses is resharded only when another unit needs the room. But if a step in backward is about to change
-  // its shards, it is resharded now.
+  // A unit that the rest of the pass uses is resharded only when make_room() needs its memory for another unit. But if a step in backward
+  // is about to change its shards, it is resharded now.
   const bool is_over = !state.is_used_after_gradients() || state.reduction.writes_shards();
   if (!state.settings.reshard_after_backward) {
     state.keep_for_next_use();
@@ -308,8 +309,8 @@ void Schedule::gradients_complete(Unit& unit) {
     reshard(unit);
   }
   if (settings_.backward_prefetch != BackwardPrefetch::Post || !state.settings.backward_prefetch.empty()) return;
-  // In a trace there is no operator here to which a prefetch could be tied. The first operator of the next unit unshards that unit instead,
-  // also after this reshard.
+  // In a trace there is no operator here to which a prefetch could be tied. Instead, the first operator of the next unit unshards that
+  // unit, which is also after this unit has been resharded.
   if (!unit.mesh().shard().traits().traces) prefetch(predicted(), {});
 }
 
@@ -317,8 +318,8 @@ void Schedule::reduce_in_order(Unit& unit, std::function<void()> reduce) {
   const auto held = lock();
   if (!settings_.is_model) return reduce();
   if (ready_.empty()) {
-    // The next unit to reduce is at the end of the list. Backward reaches the units that were made last first, except for the root: it is
-    // made last of all, but its gradients are usually complete last.
+    // The next unit to reduce is at the end of the list. Backward first reaches the units that were made last. The root is an exception: it
+    // is made last of all, but its gradients are usually complete last.
     std::ranges::copy_if(members_, std::back_inserter(to_reduce_),
                          [&](Unit* member) { return state_of(*member).settings.syncs() && is_trained(*member); });
     std::ranges::sort(to_reduce_, {}, [&](Unit* member) { return std::pair(!state_of(*member).is_root, member->number()); });
@@ -443,7 +444,7 @@ void Schedule::prefetch(Unit& unit) {
 void Schedule::wait_for(Unit& unit) {
   const Unwatched unwatched;
   const auto held = lock();
-  if (!state_of(unit).has_memory()) return;  // it was resharded meanwhile
+  if (!state_of(unit).has_memory()) return;  // the unit was resharded after prefetch()
   Unit* const units[] = {&unit};
   wait_and_pin(units);
   release(units);

@@ -28,9 +28,9 @@ namespace tessera {
 
 using WeakModule = std::weak_ptr<const torch::nn::Module>;
 
-/// Settings of the outermost fully_shard call for all units of a model.
+/// Settings for all units of a model, from the outermost fully_shard call.
 struct ScheduleSettings : ScheduleOptions {
-  /// `is_model`: whether the units are those of one model, and not of several modules that only have the same world. `is_divided`: whether
+  /// `is_model`: whether the units belong to one model, and not to several modules that only have the same world. `is_divided`: whether
   /// some units are sharded over only a part of the world's ranks.
   ScheduleSettings(const ShardOptions& options, bool is_model, bool is_divided)
       : ScheduleOptions(options.schedule), world(options.mesh.world()), is_model(is_model), is_divided(is_divided) {}
@@ -39,7 +39,7 @@ struct ScheduleSettings : ScheduleOptions {
   bool is_model, is_divided;
 };
 
-/// The memory of all unsharded units of a model together.
+/// The memory that all unsharded units of a model take together.
 struct LiveCounters {
   uint64_t live_bytes = 0;  // at the moment
   uint64_t peak_bytes = 0;  // the most since the last reset
@@ -47,12 +47,12 @@ struct LiveCounters {
 
 /// Schedules the units of one model or, for units that belong to no model of several units, all such units of a world. Records the order in
 /// which units are used, and predicts each pass from the last complete pass of the same kind; a wrong prediction costs an all-gather, but
-/// never changes a result. Bounds the number of unsharded units, chooses which unit to reshard, and prefetches the next ones.
+/// never changes a result. Bounds the number of unsharded units, chooses which unit to reshard, and prefetches the next units.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
   explicit Schedule(const ScheduleSettings& settings) : settings_(settings), watch_(std::make_shared<GradientWatch>(settings.world)) {}
 
-  /// The ranks of the model: those over which the outermost fully_shard call has sharded it.
+  /// The ranks of the model: the ranks over which the outermost fully_shard call has sharded it.
   const Communicator& world() const { return settings_.world; }
   /// Whether some units of the model are sharded over only a part of these ranks. Such units have different parameters on each part of the
   /// ranks, even under equal names. The answer is the same on all ranks, also on ranks that have no such unit.
@@ -62,7 +62,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// The same lock in a type that WriteGuard can store without including this header. It gives no access to the state of units.
   std::unique_lock<std::recursive_mutex> exclusive() { return std::unique_lock(mutex_); }
 
-  /// Called before an operator uses units: unshards and pins them, reshards units that are no longer needed, and prefetches the next one.
+  /// Called before an operator uses units: unshards and pins them, reshards units that are no longer needed, and prefetches the next units.
   void use(std::span<Unit* const> units, std::span<at::Tensor> operands);
   /// Removes the pins that use() has set.
   void release(std::span<Unit* const> units);
@@ -105,7 +105,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Called after an exception has ended a pass: forgets the pass, drops its reductions and reshards all units that are not pinned.
   void abandon_pass();
 
-  /// Starts to unshard a unit before an operator needs it. It stays unsharded at least until its first use.
+  /// Starts to unshard a unit before an operator needs it. The unit stays unsharded at least until its first use.
   void prefetch(Unit& unit);
   void wait_for(Unit& unit);
   void reshard(Unit& unit);
@@ -147,9 +147,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   template <class Change>
   void change(const Unit& unit, const Change& change);
-  /// Starts to unshard a unit if it is sharded, and makes it the most recently used one.
+  /// Starts to unshard a unit if it is sharded, and makes it the most recently used unit.
   void unshard(Unit& unit, std::span<at::Tensor> operands);
-  /// Reshards units that are not pinned, so that the wanted units and those to be prefetched fit within the bound.
+  /// Reshards units that are not pinned, so that the wanted units and the units to be prefetched fit within the bound.
   void make_room(std::span<Unit* const> wanted);
   /// Units to prefetch that have no memory yet, in the recorded order.
   Units predicted() const;

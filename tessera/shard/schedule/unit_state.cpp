@@ -122,7 +122,7 @@ void UnitState::set_reshard_after_forward(ReshardAfterForward rule) {
   expect_divisor(rule, shard.size());
   if (!rule.keeps(/*is_root=*/false)) {
     kept_.reset();
-    // Where all ranks of a host read the same copy, there is nothing to keep.
+    // If unsharding makes no copy (as when the ranks of a host share memory), there is nothing to keep.
     if (const int ranks = rule.ranks(shard.size()); ranks != shard.size() && unit_.memory().copies(unit_.buffers()))
       kept_.emplace(shard, ranks);
   }
@@ -228,7 +228,7 @@ void UnitState::make_readable() {
 void UnitState::expect_equal_start() {
   const BelowPaging below;
   const auto& world = unit_.mesh().world();
-  if (start_checked_ || world.traits().traces) {  // in a trace, one process provides the parameters of all ranks
+  if (start_checked_ || world.traits().traces) {  // if the engine traces, one process provides the parameters of all ranks
     if (unit_.flags().unset > 0) expect_values(unit_, fmt::format("the use of unit '{}'", unit_.name()));
     return;
   }

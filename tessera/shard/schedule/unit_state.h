@@ -56,8 +56,8 @@ class UnitState : NoCopy {
   /// Waits until the unit is unsharded. If this throws, the caller must reshard the unit.
   void wait_for_unshard();
   void reshard();
-  /// Makes work that the caller queues next on its current stream run after the unit is whole and before the unit's memory is reused. The
-  /// unit must be unsharded.
+  /// Orders work that the caller queues next on its current stream: it runs after the unit is whole and before the unit's memory is reused.
+  /// The unit must be unsharded.
   void note_stream();
   /// Reshards the unit as its reshard_after_forward says. Called when this forward pass has used the unit for the last time.
   void reshard_after_forward();
@@ -79,7 +79,7 @@ class UnitState : NoCopy {
   /// Whether the unit stays unsharded until an operator has used it.
   bool waits_for_use() const { return early_ == Early::AskedFor || early_ == Early::Kept; }
   /// note_gradients() notes that the unit's gradients are complete in a pass, and note_use() each use of the unit. A use after the
-  /// gradients, in the same pass, occurs if the unit has frozen parameters whose layers come before all trained ones.
+  /// gradients, in the same pass, occurs if the unit has frozen parameters whose layers come before all trained layers.
   void note_gradients(uint64_t pass) { gradients_in_ = pass; }
   void note_use(uint64_t pass) { used_after_gradients_ |= pass == gradients_in_; }
   bool is_used_after_gradients() const { return used_after_gradients_; }
@@ -115,7 +115,7 @@ class UnitState : NoCopy {
   UnitSettings settings = {};
   /// Whether this is the root of its model: the unit of the outermost module. A model has no root if inner units have taken all parameters.
   bool is_root = false;
-  /// Activations that were cast to the unit's dtype; cleared when another unit is used or this one is resharded.
+  /// Activations that were cast to the unit's dtype; cleared when another unit is used or this unit is resharded.
   Casts casts;
   Versions versions{unit_};
   GradientReduction reduction{unit_, settings, versions};
@@ -131,8 +131,8 @@ class UnitState : NoCopy {
   enum class State { Sharded, Unsharding, Unsharded, PartlyResharded } state_ = State::Sharded;
   Early early_ = Early::No;
   Works unsharding_;
-  Event whole_;                         // on the stream that was current when the unit became whole
-  c10::SmallVector<Event, 1> streams_;  // other streams on which it was used since
+  Event whole_;                         // recorded on the stream that was current when the unit became whole
+  c10::SmallVector<Event, 1> streams_;  // recorded on other streams that have used the unit since
   Work published_;                      // done when all ranks have published the version that this rank unshards
   std::optional<KeptPart> kept_;
   uint64_t held_bytes_ = 0;    // known even when the modules are gone

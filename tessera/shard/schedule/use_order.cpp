@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kLongestPass = 1 << 12;  // uses; the order of a longer pass is not learned
+constexpr size_t kLongestPass = 1 << 12;  // number of uses; the order of a longer pass is not learned
 
 }  // namespace
 
@@ -34,8 +34,8 @@ bool UseOrder::record(Unit* unit) {
     next_ = 0;
   }
   current_.push_back(unit);
-  // If the last unit of a pass is also the first of the next one, the two uses count as one, and the recorded pass begins with the second
-  // unit.
+  // If the last unit of a pass is also the first of the next one, the two uses count as one, so the recorded pass begins with the second
+  // unit of the pass.
   if (trusted_ && next_ == 0 && recorded_.front() != unit && recorded_.back() == unit) return true;
   if (current_.size() > kLongestPass) current_.erase(current_.begin(), current_.begin() + kLongestPass / 2);
   if (!trusted_) {
@@ -48,7 +48,7 @@ bool UseOrder::record(Unit* unit) {
 }
 
 /// Looks for a sequence of uses that occurs twice in a row at the end of `current_`, and records it as a complete pass. Returns whether it
-/// found one.
+/// found such a sequence.
 bool UseOrder::learn_from_repetition() {
   const auto all = std::span(current_);
   for (size_t length = 1; 2 * length <= all.size(); length++) {

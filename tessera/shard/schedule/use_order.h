@@ -19,9 +19,9 @@ class UseOrder {
   explicit UseOrder(Pass pass) : pass_(pass) {}
 
   Pass pass() const { return pass_; }
-  /// Begins a pass. It is predicted from the last complete pass, if there was one.
+  /// Begins a pass, and predicts it from the last complete pass if there was one.
   void begin();
-  /// Ends a complete pass. The next pass is predicted from it.
+  /// Ends a complete pass, from which the next pass is predicted.
   void end();
 
   /// Records a use. Returns false for the first use in a pass that differs from the prediction. In evaluation, nothing marks where one pass
@@ -40,7 +40,7 @@ class UseOrder {
   Pass pass_;
   std::vector<Unit*> recorded_;  // uses of the last complete pass
   std::vector<Unit*> current_;   // uses of this pass so far
-  bool trusted_ = false;         // a complete pass is recorded, and this one has followed it so far
+  bool trusted_ = false;         // a complete pass is recorded, and the present pass has followed it so far
   size_t next_ = 0;              // index in recorded_ of the next predicted use; only meaningful while trusted_
 };
 

@@ -1,4 +1,4 @@
-// Paged tensors: tensors with the paging key, so that every operator on them runs through the fallback.
+// Paged tensors: tensors with the paging key, so that every operator on them runs through the fallback in paging/paging.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +26,7 @@ at::Tensor paged_view(const c10::Storage& storage, const at::Tensor& like, at::S
 /// A paged tensor over the same memory as `tensor`.
 at::Tensor paged_alias(const at::Tensor& tensor);
 
-/// A hash of a view's offset and size, which differs between the shards in one storage.
+/// Returns a hash of a view's offset and size. The hashes of different shards in one storage differ.
 inline uint64_t place_hash(const at::Tensor& view) {
   const auto place = static_cast<uint64_t>(view.storage_offset()) << 20 ^ static_cast<uint64_t>(view.numel());
   return (place + 1) * 0x9e3779b97f4a7c15ULL ^ place >> 7;

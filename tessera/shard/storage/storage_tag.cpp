@@ -25,7 +25,7 @@ void (*TaggedStorage::on_raw_write)(const std::shared_ptr<Unit>& unit) = nullptr
 
 namespace {
 
-/// The bytes of all unsharded parameters of this process.
+/// Bytes that all unsharded parameters of this process take.
 std::atomic<size_t> unsharded_bytes = 0;
 
 struct UnshardedMemory : at::DataPtr {
@@ -171,7 +171,8 @@ void TaggedStorage::explain(std::string why_no_memory) {
 
 void TaggedStorage::watch_raw_writes() {
   compat::tell_of_write(*this, [](c10::StorageImpl* written) {
-    // The key is excluded inside operators that paging has seen and inside the library itself; both have taken a WriteGuard if they write.
+    // The paging key is excluded inside operators that paging has seen and inside the library itself. Both take a WriteGuard before they
+    // write.
     if (c10::impl::tls_is_dispatch_key_excluded(kPagingKey)) return;
     if (const auto unit = static_cast<TaggedStorage*>(written)->tag.unit.lock()) on_raw_write(unit);
   });

@@ -1,5 +1,5 @@
-// The storages of a unit, and the tag that each carries: the unit and group to which the memory belongs. The tag of an operator's operand
-// is found without a lock or a map.
+// The storages of a unit, and the tag of each storage: the unit and group to which its memory belongs. Finding the tag of an operator's
+// operand takes no lock and no map.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -53,7 +53,7 @@ class TaggedStorage final : public c10::StorageImpl {
   void allocate(std::string_view unit);
   /// Drops the memory, and sets the size of the memory that the storage gets next.
   void resize(size_t bytes);
-  /// Attaches memory that nobody else uses.
+  /// Attaches memory that only this storage uses.
   void adopt(MemoryPtr memory);
   /// Attaches memory that may have other users.
   void attach(MemoryPtr memory);
@@ -70,7 +70,7 @@ class TaggedStorage final : public c10::StorageImpl {
   /// Makes requests for a writable data pointer outside of operators count as writes to the shards: `on_raw_write` is called. Has no effect
   /// with versions of libtorch that don't report such requests (compat::kTellsOfWrites).
   void watch_raw_writes();
-  /// Set once, by the layer that knows how to wait for readers.
+  /// Called for a request that watch_raw_writes() watches. Set by install_paging(), because this layer can't wait for other ranks.
   static void (*on_raw_write)(const std::shared_ptr<Unit>& unit);
   /// Stores the sum of squares of a gradient in the tag until a writable data pointer is requested. Stores nothing with versions of
   /// libtorch that don't report such requests.

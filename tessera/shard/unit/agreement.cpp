@@ -17,14 +17,14 @@ std::string dtype_text(const std::optional<at::ScalarType>& dtype) {
   return dtype ? c10::toString(*dtype) : "unset";
 }
 
-/// The name of a value of an enum, given the names of all.
+/// Returns the name of a value of an enum, given the names of all values.
 template <typename Enum>
 std::string_view word(Enum value, std::initializer_list<std::string_view> names) {
   const auto index = static_cast<size_t>(value);
   return index < names.size() ? names.begin()[index] : "unknown";
 }
 
-/// The facts that must be the same on all ranks, one per line: the subject, a tab, and the value.
+/// The facts that must be the same on all ranks, one per line: the name of the fact, a tab, and its value.
 std::string description_of(const std::string& name, std::span<const ManagedParameter> sharded, std::span<const ManagedParameter> replicated,
                            const ShardOptions& options) {
   std::vector<std::string> lines = {"the module\t" + name};

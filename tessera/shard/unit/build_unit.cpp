@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kAlignment = 64;  // bytes; the alignment that libtorch's allocator gives every tensor
 
 /// Throws UsageError if reduce_dtype is not possible: gradients have the dtype of the unsharded parameters and may be sent in a narrower
-/// one, and sums are at least float32.
+/// dtype, and sums are at least float32.
 void expect_reducible(at::ScalarType unsharded, const MixedPrecision& precision) {
   if (!precision.reduce_dtype || !at::isFloatingType(unsharded)) return;
   const auto wanted = *precision.reduce_dtype;
@@ -122,8 +122,8 @@ void expect_consistent(const Codec& codec, at::ScalarType stored, int64_t numel)
   if (!codec.decodes(stored) && (sent.dtype != computed || sent.numel != numel)) refuse("decode", computed);
 }
 
-/// The number of values in one row of the dimension that is split: shard_dim, or else the outermost in memory. The strides of dimensions of
-/// size 1 mean nothing.
+/// Returns the number of values in one row of the dimension that is split: shard_dim, or else the outermost in memory. Leaves out
+/// dimensions of size 1, because their strides mean nothing.
 int64_t row_of(const ManagedParameter& parameter) {
   if (parameter.tensor.numel() == 0) return 0;
   if (parameter.shard_dim) return parameter.tensor.numel() / parameter.tensor.size(*parameter.shard_dim);
@@ -143,7 +143,7 @@ void choose_dims(std::vector<ManagedParameter>& managed, const ShardOptions& opt
   for (auto& parameter : managed) {
     const auto dims = parameter.tensor.dim();
     auto& dim = parameter.shard_dim;
-    if (held_form(parameter.tensor) != nullptr) continue;  // its rows are blocks of values
+    if (held_form(parameter.tensor) != nullptr) continue;  // the rows of a held tensor are blocks of values
     dim = options.shard_dim(parameter.name, parameter.tensor);
     if (!dim) continue;
     if (*dim < -dims || *dim >= dims) {
@@ -162,7 +162,7 @@ BufferLayout layout_of(std::span<const ManagedParameter> managed, UnitLayout lay
   if (layout == UnitLayout::Rows) return row_layout(first.numel(), row_of(managed.front()), place);
   std::vector<int64_t> numels;
   for (const auto& parameter : managed) numels.push_back(parameter.tensor.numel());
-  // By the dtype of the shards, so that a checkpoint can be resumed with another param_dtype.
+  // Depends on the dtype of the shards and not on param_dtype, so that a checkpoint can be resumed with another param_dtype.
   const auto alignment = kAlignment / static_cast<int64_t>(c10::elementSize(first.scalar_type()));
   if (layout == UnitLayout::WholeParameters) return whole_parameter_layout(numels, alignment, place);
   return flat_layout(numels, alignment, place, options.shard_size_multiple);
@@ -188,16 +188,16 @@ at::Tensor shard_of(const TaggedStoragePtr& storage, at::ScalarType dtype, const
   return paged_view(c10::Storage(storage), dtype, sizes, strides, span.shard_offset).set_requires_grad(trained);
 }
 
-/// The device on which operators compute with the parameters. Parameters of a model that is larger than its device may start on the host,
-/// if their shards stay there, or without values.
+/// The device on which operators compute with the parameters. If a model is larger than its device, its parameters may start without
+/// values, or on the host if their shards stay there.
 c10::Device device_of_unit(const ManagedParameter& parameter, const ShardOptions& options) {
   const auto communicates = options.mesh.world().traits().device;
   const auto device = device_of_values(parameter.tensor, communicates);
   return device.is_cpu() && (options.offload.parameters == OffloadTo::Host || lacks_values(parameter.tensor)) ? communicates : device;
 }
 
-/// The options that a unit keeps: without the parameters that they name or that a function may have captured. Parameters own their unit, so
-/// the unit would never be destroyed.
+/// Returns the options that a unit keeps: without `replicated` and `left_out`, and without functions that may have captured parameters.
+/// Parameters own their unit, so a unit that owned parameters would never be destroyed.
 ShardOptions without_parameters(ShardOptions options) {
   options.replicated = options.left_out = {};
   options.shard_dim = {};
@@ -230,7 +230,7 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<ManagedParameter>
   FormerMemory former(managed);
   auto groups = grouped(std::move(managed), unit_layout);
   const BelowPaging below;
-  const auto number = options.mesh.world().next_number();  // even if this rank fails below, so that all ranks count alike
+  const auto number = options.mesh.world().next_number();  // taken even if this rank fails below, so that all ranks count alike
   // All memory is allocated and filled before the first parameter changes, so that the model stays as it was if that fails.
   std::shared_ptr<Unit> unit;
   std::vector<BufferLayout> layouts;
@@ -252,7 +252,7 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<ManagedParameter>
                                                   .trained = first.requires_grad()}));
     }
   };
-  // A disk may be full on one host alone.
+  // The ranks compare whether all could allocate, because a disk may be full on a single host.
   const bool on_disk = options.offload.parameters == OffloadTo::Disk;
   on_disk ? all_or_none(options.mesh.world(), {.unit = name}, "has no room for its parameters", allocate) : allocate();
   std::vector<Prepared> prepared;

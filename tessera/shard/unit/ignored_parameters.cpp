@@ -19,7 +19,7 @@ namespace {
 
 using torch::nn::Module;
 
-/// The parameters that are ignored, by address. It owns neither them nor their models.
+/// The parameters that are ignored, keyed by address. Owns neither the parameters nor their models.
 struct IgnoredParameters {
   std::mutex mutex;
   std::map<const c10::TensorImpl*, std::pair<WeakTensor, Ignored>> known;
@@ -33,7 +33,7 @@ IgnoredParameters& ignored_parameters() {
 
 using Names = std::map<c10::TensorImpl*, std::string>;
 
-/// The parameters of modules that are in no unit.
+/// Returns the parameters of the modules that are in no unit.
 Names free_parameters(std::span<Module* const> modules) {
   Names result;
   for (const auto* module : modules) {
@@ -44,7 +44,7 @@ Names free_parameters(std::span<Module* const> modules) {
   return result;
 }
 
-/// Buffers may be ignored as well: they keep their dtype.
+/// Adds the buffers of the modules, because buffers may be ignored as well: they keep their dtype.
 Names with_buffers(Names parameters, std::span<Module* const> modules) {
   for (const auto* module : modules) {
     for (const auto& item : module->named_buffers()) {

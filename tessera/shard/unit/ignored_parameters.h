@@ -24,13 +24,13 @@ void expect_named_once(std::span<torch::nn::Module* const> modules, const ShardO
 
 /// A parameter in ShardOptions::ignored.
 struct Ignored {
-  std::string name;  // in the largest module that fully_shard has seen so far
+  std::string name;  // the name in the largest module that fully_shard has seen so far
   std::weak_ptr<Schedule> model;
-  bool averaged = false;  // all ranks have had the same gradient for it, so the program averages it
+  bool averaged = false;  // all ranks have had the same gradient for it, other than zero, so the program averages its gradients
 };
 /// Remembers an ignored parameter, or updates its name and model when it has become part of a larger model.
 void remember_ignored(const at::Tensor& parameter, const std::string& name, const std::shared_ptr<Schedule>& model);
-/// Returns nothing if the tensor is not an ignored parameter, or if its model is gone.
+/// Returns nothing if the tensor is not an ignored parameter, or if its model has been destroyed.
 std::optional<Ignored> find_ignored(const at::Tensor& parameter);
 void note_averaged(const at::Tensor& parameter);
 

@@ -75,7 +75,7 @@ BufferLayout row_layout(int64_t numel, int64_t row, RankPlace place) {
 BufferLayout whole_parameter_layout(std::span<const int64_t> numels, int64_t alignment, RankPlace place) {
   std::vector<int64_t> sizes;
   for (const int64_t numel : numels) sizes.push_back(aligned(numel, alignment));
-  // Binary search for the smallest chunk with which the ranks suffice.
+  // Searches for the smallest chunk with which the ranks hold all parameters.
   int64_t low = sizes.empty() ? 0 : *std::ranges::max_element(sizes);
   int64_t high = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   while (low < high) {

@@ -19,7 +19,7 @@ namespace tessera {
 struct Extent {
   std::string name;
   std::vector<int64_t> sizes, strides;
-  int64_t begin = 0, end = 0;  // first value, and one past the last
+  int64_t begin = 0, end = 0;  // index of the first value, and the index after the last value
   int64_t width = 0;           // bytes per value
 
   Extent(std::string name, const at::Tensor& tensor)
@@ -54,7 +54,7 @@ bool overlaps_itself(const at::Tensor& tensor) {
   return std::get<0>(at::_unique(places)).numel() != tensor.numel();
 }
 
-/// Former memory of sharded parameters that some tensor still refers to, and where in it those parameters lay.
+/// Former memory of sharded parameters to which a tensor still refers, and the places of the parameters in it.
 struct Closed {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   std::vector<Extent> extents;
@@ -71,7 +71,7 @@ ClosedMemory& closed_memory() {
   return *instance;
 }
 
-/// Where parameters that were sharded earlier lay in this storage.
+/// Returns where parameters that were sharded earlier lay in this storage.
 std::vector<Extent> former_extents(const c10::StorageImpl* storage) {
   auto& [mutex, closed, sweep] = closed_memory();
   const std::lock_guard lock(mutex);
@@ -129,7 +129,7 @@ at::Tensor dense(const ManagedParameter& parameter) {
   const auto plain =
       tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg() ? tensor : at::empty_like(tensor).copy_(tensor);
   if (!parameter.shard_dim) return plain;
-  // In the other dimensions the order in memory is that of the tensor: empty_like keeps it for each row.
+  // The order in memory of the other dimensions is kept: empty_like gives a row the strides that it has in the tensor.
   const auto rows = plain.movedim(*parameter.shard_dim, 0);
   if (rows.numel() == 0 || rows.stride(0) * rows.size(0) == rows.numel()) return plain;
   std::vector<int64_t> strides(rows.sizes().size());
@@ -141,7 +141,7 @@ at::Tensor dense(const ManagedParameter& parameter) {
 
 struct FormerMemory::Place {
   c10::Storage storage;
-  std::vector<Extent> former, now;  // of parameters that were sharded by an earlier call, and by this one
+  std::vector<Extent> former, now;  // the places of parameters that an earlier call has sharded, and of the parameters of this call
 };
 
 FormerMemory::FormerMemory(std::span<const ManagedParameter> managed) {

@@ -14,15 +14,15 @@ struct ManagedParameter {
   std::string name;
   at::Tensor tensor;
   size_t index = 0;                           // a number of the caller's choice, passed on to Unit::Parameter
-  std::vector<std::string> other_names = {};  // if it is tied
-  std::optional<int64_t> shard_dim = {};      // the dimension along which it is divided, if not the outermost in memory
+  std::vector<std::string> other_names = {};  // the further names of a tied parameter
+  std::optional<int64_t> shard_dim = {};      // the dimension along which the parameter is divided, if not the outermost in memory
 };
 
 /// Throws UsageError, with the names of the parameters, if one of them can't be sharded or if two of them share memory.
 void expect_shardable(std::span<const ManagedParameter> managed);
 
-/// Returns the tensor itself if its values lie in memory without gaps and in the order that the unit needs, else such a copy. The order of
-/// the dimensions in memory is kept, except that `shard_dim` becomes the outermost.
+/// Returns the tensor itself if its values lie in memory without gaps and in the order that the unit needs, else a copy that meets these
+/// conditions. The order of the dimensions in memory is kept, except that `shard_dim` becomes the outermost.
 at::Tensor dense(const ManagedParameter& parameter);
 
 /// The memory that managed parameters have before they become part of a unit. A tensor of the program that still refers to this memory

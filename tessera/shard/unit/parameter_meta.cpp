@@ -65,7 +65,7 @@ at::Tensor held_values(const at::Tensor& weight) {
 UnshardedMeta::UnshardedMeta(at::Tensor shard, bool has_own_shard)
     : shard_(std::move(shard)), has_own_shard_(has_own_shard), trains_(shard_.requires_grad()) {
   requires_grad_ = trains_;
-  // register_hook() adds to this list. Without a list, libtorch would make one that belongs only to the current autograd node.
+  // register_hook() adds hooks to this list. Without it, libtorch would make a list that belongs only to the current autograd node.
   cpp_hooks_list_ = std::make_shared<torch::autograd::hooks_list>();
 }
 
@@ -135,7 +135,7 @@ at::Tensor UnshardedMeta::run_hooks(at::Tensor gradient) const {
     throw UsageError(
         "backward inside full_params with WithGradients::Yes would be lost when full_params writes its gradients back; run it before");
   for (const auto& hook : *cpp_hooks_list_) {
-    if (!hook) continue;  // it was removed
+    if (!hook) continue;  // the hook was removed
     at::Tensor result(hook(gradient));
     if (!result.defined()) continue;
     if (result.sizes() != gradient.sizes()) throw UsageError("a hook on a parameter returned a gradient of another shape");
@@ -198,14 +198,14 @@ std::optional<at::Tensor> replaced_operator(const at::Tensor& weight, std::strin
       if (auto result = (*instead)(name, arguments)) return result;
     }
     if (!meta->held.defined() || !meta->form->instead) return std::nullopt;
-    (void)meta->requires_grad();  // throws if somebody has set it
+    (void)meta->requires_grad();  // throws if the program has set requires_grad
     return meta->form->instead(name, arguments, meta->held);
   }
   const auto whole = transposed(weight);
   if (!whole.defined()) return std::nullopt;
   const bool has_bias = name == "aten::addmm";
-  if (!has_bias && name != "aten::matmul" && name != "aten::mm") return std::nullopt;  // linear(x, weight.t()) is another product
-  // Factors of the bias and of the product.
+  // In linear(x, weight.t()), weight.t() is not applied as a layer applies its weight.
+  if (!has_bias && name != "aten::matmul" && name != "aten::mm") return std::nullopt;
   const auto beta = has_bias ? arguments[3].toScalar() : c10::Scalar(1), alpha = has_bias ? arguments[4].toScalar() : c10::Scalar(1);
   const bool is_linear = beta.equal(1) && alpha.equal(1);
   const c10::IValue linear[] = {arguments[has_bias ? 1 : 0], whole, has_bias && is_linear ? arguments[0] : c10::IValue()};

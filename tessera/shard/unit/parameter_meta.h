@@ -29,12 +29,12 @@ class WeightMeta : public torch::autograd::AutogradMeta {
   /// Throws UsageError if the program has set requires_grad on a weight that is held in another form.
   bool requires_grad() const override;
 
-  std::shared_ptr<const WeightOperator> instead;  // null if its operators are not replaced
-  std::shared_ptr<const HeldForm> form;           // of a weight that is held in another form, and of the held tensor
-  at::Tensor held;                                // the held tensor of such a weight
+  std::shared_ptr<const WeightOperator> instead;  // the function that replaces the weight's operators; null if there is none
+  std::shared_ptr<const HeldForm> form;           // set for a weight that is held in another form, and for the tensor that holds it
+  at::Tensor held;                                // for a weight that is held in another form: the tensor that holds it
 };
 
-/// Null if the tensor has no such record, also for a view of a tensor that has one.
+/// Returns the WeightMeta of a tensor. Null if it has none, also for a view of a tensor that has a WeightMeta.
 WeightMeta* weight_meta(const at::Tensor& tensor);
 
 /// The autograd record of an unsharded parameter.
@@ -42,15 +42,15 @@ class UnshardedMeta final : public WeightMeta {
  public:
   /// Installs the record on `unsharded`. Hooks that were registered on the tensor are kept.
   static void replace(const at::Tensor& unsharded, const at::Tensor& shard, Listing listing);
-  /// Copies a change of requires_grad on either handle to the other one, and returns the common value. Throws UsageError if it was changed
-  /// on one parameter of a unit with Listing::Flat.
+  /// Copies a change of requires_grad on either handle to the other handle, and returns the common value. Throws UsageError if
+  /// requires_grad was changed on a single parameter of a unit with Listing::Flat.
   bool agree() const;
 
   bool requires_grad() const override { return agree(); }
-  /// The whole gradient while a WholeGradients exists. Otherwise it throws UsageError, because only the shard has a gradient.
+  /// Returns the whole gradient while a WholeGradients exists. Otherwise throws UsageError, because only the shard has a gradient.
   const at::Tensor& grad() const override;
-  /// The whole gradient while a WholeGradients exists. Otherwise the shard's gradient, so that code which clears gradients works on either
-  /// handle.
+  /// Returns the whole gradient while a WholeGradients exists. Otherwise returns the shard's gradient, so that code which clears gradients
+  /// works on either handle.
   at::Tensor& mutable_grad() override;
 
   const at::Tensor& shard() const { return shard_; }
@@ -58,9 +58,9 @@ class UnshardedMeta final : public WeightMeta {
   /// Runs the hooks that were registered on the unsharded parameter.
   at::Tensor run_hooks(at::Tensor gradient) const;
 
-  /// Whether the parameter has a gradient edge to its unit's node, so that new graphs lead there.
+  /// Whether the parameter has a gradient edge to its unit's node, so that new graphs lead to that node.
   bool attached = false;
-  /// Set while a WholeGradients exists; undefined if the parameter has no gradient.
+  /// Set while a WholeGradients exists: the whole gradient, or an undefined tensor if the parameter has none.
   std::optional<at::Tensor> whole_gradient;
 
  private:
@@ -84,27 +84,29 @@ class ShardedMeta final : public torch::autograd::AutogradMeta {
   const WeakTensor unsharded_;
 };
 
-/// Null if the tensor is not an unsharded parameter, also for a view of an unsharded parameter.
+/// Returns the UnshardedMeta of an unsharded parameter. Null for any other tensor, also for a view of an unsharded parameter.
 UnshardedMeta* unsharded_meta(const at::Tensor& tensor);
 
-/// Whether the parameter is trainable. It is not if its tensor is gone, for example because its module was taken out of the model.
+/// Whether the parameter is trainable. Returns false if its unsharded tensor no longer exists, for example because its module was taken out
+/// of the model.
 bool trains(const Unit::Parameter& parameter);
 /// Whether some of the unit's parameters are trained at the moment.
 bool is_trained(const Unit& unit);
 
-// The function that replaces an operator of a weight (shard/weight_operator.h).
+// The functions below are about weights whose operators are replaced (shard/weight_operator.h).
 
-/// Returns the result of the function that replaces the operator, if one does. `weight`: its weight, or a view that note_transposed has
-/// seen.
+/// Runs the function that replaces the operator `name` of the weight, and returns its result; returns nothing if no function replaces it.
+/// `weight` may also be a view that note_transposed() has marked.
 std::optional<at::Tensor> replaced_operator(const at::Tensor& weight, std::string_view name, std::span<const c10::IValue> arguments);
 /// Marks `view` as weight.t().
 void note_transposed(const at::Tensor& weight, const at::Tensor& view);
 /// Whether operators of the weight are replaced, but it is neither sharded nor held in another form.
 bool is_only_replaced(const at::Tensor& weight);
-/// Gives `values`, which set_data is about to make the values of such a weight, the paging key, so that paging still sees the weight's
-/// operators.
+/// Gives `values` the paging key, because set_data is about to make them the values of a weight for which is_only_replaced() is true.
+/// Paging then still sees the weight's operators.
 void keep_replaced(const at::Tensor& values);
-/// The values of a weight that is held in another form, or of a view that note_transposed has seen. Undefined for any other tensor.
+/// Computes the values of a weight that is held in another form, or of its view that note_transposed() has marked. Undefined for any other
+/// tensor.
 at::Tensor decoded(const at::Tensor& weight);
 /// Whether this thread runs operators as they are, without replacing any.
 bool& runs_plainly();

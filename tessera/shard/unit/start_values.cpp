@@ -61,7 +61,8 @@ StartValues Starts::made(const ManagedParameter& parameter, const Span& span) co
     result.all = in_memory_order(full);
     return result;
   }
-  if (const auto& traits = options_.mesh.world().traits(); traits.simulated && traits.traces) {  // nobody will see any values
+  // The values in a trace for simulated ranks do not matter.
+  if (const auto& traits = options_.mesh.world().traits(); traits.simulated && traits.traces) {
     result.all = at::zeros({tensor.numel()}, tensor.options().device(traits.device));
     return result;
   }

@@ -57,10 +57,11 @@ void Unit::make_chunk_private(size_t group) {
 Unit::Parameters Unit::parameters_in(const at::Tensor& view) const {
   const auto& group = groups_[tag_of(view)->group];
   if (!group.flat && view.numel() == 0) return {around(view)};
-  const bool is_all = group.flat && view.numel() == group.chunk;  // then also parameters that are empty here and have values on other ranks
+  // A view of the whole chunk also has the parameters that are empty here and have values on other ranks.
+  const bool is_all = group.flat && view.numel() == group.chunk;
   auto last = view.storage_offset() + (view.numel() == 0 ? 0 : 1);
   for (int64_t i = 0; i < view.dim(); i++) last += (view.size(i) - 1) * view.stride(i);
-  // A view may have another dtype, such as one of bytes.
+  // A view may have another dtype than the shards, such as a view of bytes.
   const auto own = static_cast<int64_t>(c10::elementSize(group.dtype)), bytes = static_cast<int64_t>(view.itemsize());
   const auto begin = view.storage_offset() * bytes / own, end = (last * bytes + own - 1) / own;
   const auto lies_before = [&](const Parameter& parameter) {
@@ -81,7 +82,7 @@ void Unit::outdate(const at::Tensor& written) {
   if (!written.defined()) {
     std::ranges::for_each(parameters_of(*this), outdate_one);
   } else if (const auto& group = groups_[tag_of(written)->group]; group.flat) {
-    std::ranges::for_each(group.parameters, outdate_one);  // also those that have their values on other ranks, which write them
+    std::ranges::for_each(group.parameters, outdate_one);  // also parameters whose values are on other ranks, which write them
   } else {
     for (const auto* parameter : parameters_in(written)) outdate_one(*parameter);
   }

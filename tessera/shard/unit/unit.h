@@ -37,11 +37,11 @@ class Unit;
 class UnitState;
 class Starts;
 
-/// The lock of a schedule, without which nobody gets the state of a unit: while it exists, no other thread uses the units of the schedule.
-/// One thread may hold several such locks.
+/// The lock of a schedule, which Unit::state() requires. While it exists, no other thread uses the units of the schedule. One thread may
+/// hold several such locks.
 class [[nodiscard]] ScheduleLock {
  public:
-  /// Throws std::logic_error if it is the lock of another schedule.
+  /// Throws std::logic_error if this is the lock of another schedule.
   void expect_of(const Schedule* schedule) const {
     if (schedule_ != schedule) throw std::logic_error("the state of a unit was asked for with the lock of another schedule");
   }
@@ -54,7 +54,7 @@ class [[nodiscard]] ScheduleLock {
   std::unique_lock<std::recursive_mutex> lock_;
 };
 
-/// The costs of one unit on this rank since the last reset. Changed under the lock of its schedule.
+/// The costs of one unit on this rank since the last reset. Changed only under the lock of the unit's schedule.
 struct UnitCounters {
   uint64_t gathers = 0;
   uint64_t reductions = 0;
@@ -72,18 +72,18 @@ struct UnitSettings {
   std::optional<DivideFactors> divide = {};
   ReductionHook reduction_hook = {};
   bool syncs() const { return gradient_sync && no_sync == 0; }
-  /// The units that are prefetched when this one is used, in place of those that the learned order predicts.
+  /// The units that are prefetched when this unit is used, in place of the units that the learned order predicts.
   std::vector<std::weak_ptr<Unit>> forward_prefetch = {}, backward_prefetch = {};
 };
 
 /// Facts about a unit that threads may read without the lock of its schedule.
 struct UnitFlags {
   std::atomic<int> pins = 0;                // a pinned unit stays unsharded
-  std::atomic<int> unset = 0;               // parameters that were on the meta device and that nobody has initialised or loaded since
+  std::atomic<int> unset = 0;               // how many parameters were on the meta device and have not been initialised or loaded since
   std::atomic<bool> shows_stored = false;   // the unsharded parameters have the dtype and the values of the shards now
   std::atomic<bool> is_reducing = false;    // a reduction of its gradients has started and not finished
   std::atomic<uint64_t> recoveries = 0;     // how often tessera::recover has dropped its gradients
-  std::atomic<uint64_t> followed_pass = 0;  // the pass in which changes of requires_grad were last looked for
+  std::atomic<uint64_t> followed_pass = 0;  // the last pass in which follow_training() has looked for changes of requires_grad
 
   bool is_pinned() const { return pins > 0; }
 };
@@ -96,18 +96,18 @@ inline constexpr std::string_view kLayoutNames[] = {"flat", "rows", "whole param
 /// The dtype to which floating-point operands of a unit's operators are cast, if any.
 std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options);
 
-/// A call of a module (of any of `modules`, if a unit was made of several) inside which operators have to run, because an option of the
-/// module acts at that call. Operators may use the parameters only while the forward of such a module runs.
+/// A call of a module (of any of `modules`, if a unit was made of several) inside which the unit's operators have to run, because an option
+/// of the module acts at that call: operators may use the parameters only while the forward of one of these modules runs.
 struct NeededCall {
-  std::vector<const torch::nn::Module*> modules;  // only compared, like those in `inner`
+  std::vector<const torch::nn::Module*> modules;  // only compared by address, like the modules in `inner`
   std::vector<const torch::nn::Module*> inner =
-      {};  // submodules: if one is called outside of the needed call, the option does nothing, and a warning says so once
+      {};  // if one of these submodules is called outside of the needed call, the option does nothing, and a warning says so once
   std::shared_ptr<std::atomic<bool>> is_said = {};
   std::string name;
   std::string_view option;
-  std::string_view other_way = {};           // for the error: another way to the effect of the option
+  std::string_view other_way = {};           // text for the error: another way to get the effect of the option
   bool with_graph_only = false;              // the option does nothing where no graph is built
-  std::vector<const void*> parameters = {};  // the Unit::Parameters that need the call, only compared; all if empty
+  std::vector<const void*> parameters = {};  // addresses of the Unit::Parameters that need the call; if empty, all parameters need it
 };
 
 /// Holds the facts about a unit that stay the same while a model trains. UnitState, which can be accessed only with the lock of the unit's
@@ -115,9 +115,9 @@ struct NeededCall {
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   struct Parameter {
-    mutable std::string name;                   // in the largest module that fully_shard has seen so far
-    std::string local_name;                     // in the module from which the unit was made
-    std::vector<std::string> other_names = {};  // of a tied parameter, in that module
+    mutable std::string name;                   // the name in the largest module that fully_shard has seen so far
+    std::string local_name;                     // the name in the module from which the unit was made
+    std::vector<std::string> other_names = {};  // the further names of a tied parameter in that module
     size_t index = 0;                           // ManagedParameter::index
     at::Tensor shard;                           // a leaf, with as many dimensions as the parameter
     std::vector<int64_t> sizes, strides;
@@ -126,31 +126,31 @@ class Unit : public std::enable_shared_from_this<Unit> {
     std::vector<ValueRange> ranges = {};
     SourceParameterPtr source = {};  // marks local values that are computed from the shard
     WeakTensor unsharded = {};
-    mutable bool unset = false;  // it had no values when it was sharded, and nobody has written any since
+    mutable bool unset = false;  // the parameter had no values when it was sharded, and nobody has written any since
 
-    /// Its part of `whole`, the unsharded form of its group, in the parameter's shape.
+    /// Returns the parameter's part of `whole`, the unsharded form of its group, in the parameter's shape.
     at::Tensor in(const at::Tensor& whole) const { return whole.as_strided(sizes, strides, span.offset); }
-    /// Its part of `own`, a flat tensor in the layout of a rank's chunk.
+    /// Returns the parameter's part of `own`, a flat tensor in the layout of a rank's chunk.
     at::Tensor in_chunk(const at::Tensor& own) const { return own.narrow(0, span.shard_offset, span.shard_numel); }
   };
 
   /// Parameters of one dtype that were all trainable or all frozen when the unit was made. They share one flat buffer.
   struct Group {
     at::ScalarType dtype = at::kFloat, unsharded_dtype = at::kFloat;
-    at::ScalarType gradient_dtype = at::kFloat;  // of the sharded gradients
-    int64_t chunk = 0;                           // values of one rank
+    at::ScalarType gradient_dtype = at::kFloat;  // the dtype of the gradients of shards
+    int64_t chunk = 0;                           // number of values of each rank
     at::Tensor own = {};                         // this rank's chunk, flat and without the paging key
     c10::weak_intrusive_ptr<TaggedStorage> unsharded{TaggedStoragePtr()};
     std::vector<Parameter> parameters = {};
     std::optional<Parameter> flat = {};  // Listing::Flat only: listed in place of the parameters, which all share its shard
-    uint64_t fingerprint = 0;            // of the full parameters from which this rank made the group
+    uint64_t fingerprint = 0;            // a hash of the full parameters from which this rank made the group
     bool converts = false;               // operators usually compute with another form of the values than the shards hold
     bool optimizers_cast = false;        // Tessera's optimizers can write the group's cast copy along with the shards
     size_t number = 0;                   // index in the unit
 
     /// The storage of this rank's chunk; the shards are views of it.
     TaggedStorage& own_storage() const { return *tagged_storage(listed().front().shard); }
-    /// The entries of the group in `parameters()`, each with a shard of its own.
+    /// The entries of the group that `parameters()` lists, each with a shard of its own.
     std::span<const Parameter> listed() const { return flat ? std::span(&*flat, 1) : std::span(parameters); }
   };
 
@@ -178,14 +178,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::string_view layout_name() const { return kLayoutNames[static_cast<size_t>(layout_)]; }
 
   UnitMemory& memory() { return memory_; }
-  /// The buffers of the groups, without those whose unsharded parameters no module holds any more.
+  /// Returns the buffers of the groups, except groups whose unsharded parameters no module holds any more.
   Buffers buffers() const;
   /// A storage for a group, without memory.
   TaggedStoragePtr make_storage(Role role, size_t group, int64_t numel, at::ScalarType dtype);
   /// Moves this rank's chunk of a group into private memory.
   void make_chunk_private(size_t group);
 
-  /// Called by a schedule that takes the unit. The first one also gives it a state.
+  /// Called by a schedule that takes the unit. The first schedule also gives the unit a state.
   void attach(std::shared_ptr<Schedule> schedule, std::shared_ptr<UnitState> state) {
     schedule_ = std::move(schedule);
     if (state) state_ = std::move(state);
@@ -200,16 +200,16 @@ class Unit : public std::enable_shared_from_this<Unit> {
   UnitCounters& counters() { return counters_; }
   UnitFlags& flags() const { return flags_; }
 
-  /// The parameter whose unsharded form or shard this tensor is. Null if it is neither.
+  /// Returns the parameter whose unsharded form or shard this tensor is. Null if it is neither.
   const Parameter* find(const at::Tensor& tensor) const;
   /// The parameter in whose unsharded form, shard or gradient the view begins. The view must lie in memory of this unit.
   const Parameter* around(const at::Tensor& view) const;
   using Parameters = c10::SmallVector<const Parameter*, 2>;
-  /// The parameters that have values in `view`: a shard, a view of a shard, or a flat tensor over neighbouring shards. For an empty shard,
-  /// its parameter.
+  /// Returns the parameters that have values in `view`: a shard, a view of a shard, or a flat tensor over neighbouring shards. For an empty
+  /// shard, returns the shard's parameter.
   Parameters parameters_in(const at::Tensor& view) const;
-  /// Makes backward an error for graphs that have saved a parameter to which `written` belongs. `written`: a shard or a view of one; if
-  /// undefined, all parameters of the unit are meant.
+  /// Makes backward an error for graphs that have saved a parameter to which `written` belongs. `written`: a shard or a view of a shard;
+  /// undefined for all parameters of the unit.
   void outdate(const at::Tensor& written);
 
  private:
@@ -236,10 +236,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   mutable UnitFlags flags_;
   std::shared_ptr<Schedule> schedule_;
   std::shared_ptr<UnitState> state_;  // a shared_ptr, because UnitState is incomplete here
-  friend class Schedule;              // which uses the state under its own lock
+  friend class Schedule;              // a schedule uses the state under its own lock
 };
 
-/// The unit, group and parameter whose unsharded form or shard a tensor is. All null if it is neither.
+/// The unit, group and parameter to which an unsharded parameter or a shard belongs. All null for any other tensor.
 struct Located {
   std::shared_ptr<Unit> unit;
   const Unit::Group* group = nullptr;
@@ -257,15 +257,15 @@ inline const Unit::Parameter& parameter_of(const Unit& unit, const SourceParamet
 /// Notes that a parameter has values now. To be called when a parameter that was on the meta device when its unit was made has been
 /// written.
 void note_values(const Unit& unit, const Unit::Parameter& parameter);
-/// The same for a written shard, or a view of one.
+/// The same for the parameters to which `shard`, a written shard or a view of a shard, belongs.
 void note_values(const Unit& unit, const at::Tensor& shard);
 /// Throws UsageError if parameters of the unit were on the meta device and nobody has written them since. `what`: the operation that needs
 /// their values, for the error.
 void expect_values(const Unit& unit, std::string_view what);
-/// The same, but only if this shard, or view of one, belongs to such a parameter.
+/// The same, but only for the parameters to which `shard`, a shard or a view of a shard, belongs.
 void expect_values_of(const Unit& unit, const at::Tensor& shard, std::string_view what);
 
-/// "'layers.3.weight' of unit 'layers.3'"
+/// Returns a name for messages, such as "'layers.3.weight' of unit 'layers.3'".
 std::string name_of(const Unit::Parameter& parameter, const Unit& unit);
 
 }  // namespace tessera

@@ -18,11 +18,11 @@ namespace {
 
 using torch::nn::Module;
 
-/// The entry of a module's address. A new module may have the address of an earlier one.
+/// What is known about the module at an address. A new module may have the address of an earlier module.
 struct Known {
   std::weak_ptr<const Module> module;  // empty if no shared_ptr owns it
   Boundary boundary;
-  std::vector<std::weak_ptr<Unit>> units;  // that were made of it
+  std::vector<std::weak_ptr<Unit>> units;  // the units that were made of the module
 
   bool is_of(const Module& other) const { return module.lock().get() == &other; }
   bool is_over() const {
@@ -41,7 +41,7 @@ KnownModules& known_modules() {
   return instance;
 }
 
-std::atomic<bool> some_checkpointed = false;  // whether any module of this process ever was a segment
+std::atomic<bool> some_checkpointed = false;  // whether any module of this process was ever given to checkpoint_module
 
 void change(const Module& module, c10::function_ref<void(Known&)> change) {
   auto& [mutex, all, sweep] = known_modules();
@@ -99,8 +99,8 @@ std::vector<std::shared_ptr<Unit>> units(const Module& module) {
   return result;
 }
 
-// An earlier module may have had this address, and a graph may keep its unit alive. The new module has none of that unit's parameters, by
-// which the two are told apart.
+// An earlier module may have had this address, and a graph may keep its unit alive. Such a unit is left out, because the new module has
+// none of its parameters.
 std::vector<std::shared_ptr<Unit>> units_of(const Module& module) {
   std::vector<std::shared_ptr<Unit>> result;
   look(module, [&](const Known& known) {

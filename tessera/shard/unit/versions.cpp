@@ -42,7 +42,7 @@ void Versions::make_writable() {
     done_reading();
     publishes_later_ = true;
   } else if (!turns().wait_for_readers(subject())) {
-    // The shards move into private memory for good. Other ranks then read a copy.
+    // All ranks wait to write, so the shards move into private memory for good, and other ranks then read a copy.
     const BelowPaging below;
     for (const auto& group : unit_.groups()) {
       if (turns().keep_copy(group.number, group.own)) unit_.make_chunk_private(group.number);

@@ -32,17 +32,18 @@ class Versions {
   void wait_to_write(WriteKind how);
   /// Counts a version without a change, because this rank skips a step that other ranks take.
   void skip();
-  /// Sets the writer of the coming change, for other ranks to compare: the optimizer with its options, if it is one of Tessera's.
+  /// Sets a text that describes the writer of the next change, for ranks to compare: an optimizer of Tessera with its options, or other
+  /// operators.
   void set_writer(WriteKind how, std::string_view writer);
   /// Whether other ranks may still read the version before this rank's write. If so, the new version is published not at the end of the
   /// update, but only when this rank reads the unit next.
   bool publishes_later() const { return publishes_later_; }
-  /// Whether an operator was about to write the shards but waiting failed. An optimizer that is not one of Tessera's may have changed its
-  /// state already.
+  /// Whether an operator was about to write the shards, but waiting for other ranks failed. An optimizer that is not one of Tessera's may
+  /// have changed its state already.
   bool write_broke_off() const { return write_broke_off_; }
 
-  /// The part of the cast copy that belongs to `flat`, a flat tensor over a part of the shards, for the optimizer to write. Undefined if
-  /// there is none, or if publish() makes it.
+  /// Returns the part of the cast copy (the copy of the shards in param_dtype that other ranks read) that belongs to `flat`, a flat tensor
+  /// over a part of the shards. The optimizer writes it. Undefined if there is no cast copy, or if publish() makes it.
   at::Tensor cast_copy(const at::Tensor& flat) const;
 
   /// Publishes a new version if the shards were written.

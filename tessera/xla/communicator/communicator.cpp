@@ -35,18 +35,19 @@ Combine combine_of(Reduce op) {
   return op == Reduce::Min ? Combine::Min : op == Reduce::Max ? Combine::Max : Combine::Add;
 }
 
-/// The unsigned type of the same size, in which adding zeros keeps every bit.
+/// Returns the unsigned integer type of the same size. broadcast() adds in this type, because adding integer zeros keeps every bit.
 at::ScalarType bits_of(at::ScalarType element) {
   const auto size = c10::elementSize(element);
   return size == 1 ? at::kByte : size == 2 ? at::kUInt16 : size == 4 ? at::kUInt32 : at::kUInt64;
 }
 
-/// Sends half types as 16-bit integers: compilers for CPUs would send them as float.
+/// Returns the type in which all_gather() sends elements: 16-bit integers for 16-bit floats, which compilers for CPUs would send as
+/// float32.
 at::ScalarType sent_as(at::ScalarType element) {
   return c10::elementSize(element) == 2 ? bits_of(element) : element;
 }
 
-/// Converts to the wire dtype: a collective adds in the type in which it sends.
+/// Converts to the wire dtype before a reduction, because a collective adds in the type of its operand.
 Value before_reduction(const at::Tensor& tensor, const Reduction& reduction) {
   return hlo::convert(read(tensor), *reduction.wire_dtype);
 }
@@ -82,7 +83,7 @@ class XlaTransport final : public Transport {
     return std::make_unique<XlaTransport>(std::move(parts));
   }
 
-  /// Returns the values of this communicator's replicas; after a split, of those in the first group.
+  /// Returns the tensor's values on the replicas of this communicator or, after a split, on those of its first group.
   std::vector<at::Tensor> replicas(const at::Tensor& tensor) override {
     const auto all = xla::replicas(tensor);
     std::vector<at::Tensor> own;
@@ -135,7 +136,8 @@ class XlaTransport final : public Transport {
       own.push_back(piece.own);
       sent += to_others(static_cast<size_t>(piece.own.numel()) * c10::elementSize(*reduction.wire_dtype));
     }
-    // Without the barrier, a compiler may all-reduce here and slice only where the result is used, and keep whole gradients until then.
+    // Without the barrier, a compiler may replace the reduce-scatter by an all-reduce and slice its result only where that is used, which
+    // keeps whole gradients in memory until then.
     if (!reduced.empty()) reduced = hlo::barrier(reduced);
     for (size_t i = 0; i < own.size(); i++) write(own[i], reduced[i]);
     return sent;
@@ -153,7 +155,7 @@ class XlaTransport final : public Transport {
 
   static Value is_replica(int number) { return hlo::compare("EQ", hlo::replica_number(), hlo::constant(int64_t{number}, at::kUInt32)); }
 
-  /// Returns a value that is true on the replicas that have this number in their group.
+  /// Returns a value that is true on the replicas whose rank in their group is `number`.
   Value is_member(int number) const {
     if (groups_.size() == 1) return is_replica(groups_.front()[static_cast<size_t>(number)]);
     Sizes marks(static_cast<size_t>(runner().replicas()), 0);
@@ -161,7 +163,8 @@ class XlaTransport final : public Transport {
     return hlo::convert(own_of(marks), at::kBool);
   }
 
-  /// Returns a value that is numbers[r] on replica r. Evenly spaced numbers become arithmetic, whose text does not grow with their count.
+  /// Returns a value that is numbers[r] on replica r. Evenly spaced numbers are computed from the replica's number, so that the program's
+  /// text does not grow with their count.
   static Value own_of(const Sizes& numbers) {
     const auto own = hlo::convert(hlo::replica_number(), at::kLong);
     const auto step = numbers.size() > 1 ? numbers[1] - numbers[0] : 0;

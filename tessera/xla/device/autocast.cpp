@@ -1,5 +1,5 @@
-// Autocast on the device: libtorch's own lists of operators that compute in a narrower type, in float32, or in the widest of their
-// arguments.
+// Autocast on the device. libtorch's own lists name the operators that compute in a narrower type, in float32, or in the widest type of
+// their arguments.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 

@@ -62,7 +62,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     expect_the_device(c10::Device(kXla, device));
     return device_generator();
   }
-  /// Gives plain memory for pinned memory: copies between host and device wait anyway.
+  /// Returns an allocator of plain memory in place of pinned memory: copies between host and device block in any case.
   at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   bool isPinnedPtr(const void* /*data*/) const override { return false; }
   c10::Device getDeviceFromPtr(void* /*data*/) const override { return kDevice; }

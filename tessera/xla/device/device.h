@@ -9,8 +9,8 @@
 
 namespace tessera::xla {
 
-/// Makes the device. Call it once in a process, before the first backward pass: libtorch counts devices only in that pass. Programs call
-/// init() instead.
+/// Makes the device. Call it once in a process, before the first backward pass: only in that pass does libtorch start a thread for each
+/// device. Programs call init() instead.
 at::Device make_device(const XlaOptions& options = {});
 
 }  // namespace tessera::xla

@@ -24,17 +24,19 @@ inline Sizes all_but(int64_t rank, int64_t left_out) {
   return others;
 }
 
-/// Returns one number for each of `count` dimensions. If `given` has a single number, all get it; if it has none, all get `otherwise`.
+/// Returns one number for each of `count` dimensions. A single number in `given` is for all dimensions; if there is none, each gets
+/// `otherwise`.
 inline Sizes one_for_each(const Sizes& given, size_t count, int64_t otherwise) {
   return given.size() == count ? given : Sizes(count, given.empty() ? otherwise : given[0]);
 }
 
-/// Returns a dimension as a number from 0 up. Throws if there is no such dimension; a scalar has one.
+/// Returns the dimension counted from 0, also if `dimension` is negative and counts from the end. Throws if there is no such dimension; a
+/// scalar counts as having one.
 inline int64_t wrapped(int64_t dimension, int64_t rank) {
   return at::maybe_wrap_dim(dimension, rank);
 }
 
-/// Returns dimensions as sorted numbers from 0 up. Throws if one is named twice.
+/// Returns the dimensions counted from 0, and sorted. Throws if one is named twice.
 inline Sizes wrapped(Sizes named, int64_t rank) {
   at::maybe_wrap_dims(named, rank);
   std::ranges::sort(named);
@@ -43,10 +45,11 @@ inline Sizes wrapped(Sizes named, int64_t rank) {
   return named;
 }
 
-/// The index of an argument, if the operator has this argument.
+/// The index of an argument, or nothing if the operator has no such argument.
 using Place = std::optional<size_t>;
 
-/// The dimensions that an argument names, from 0 up; all if it names none, or if there is no such argument.
+/// Returns the dimensions that the argument at `place` names, counted from 0. Returns all dimensions if it names none, or if there is no
+/// such argument.
 inline Sizes dimensions(const Call& call, Place place, int64_t rank) {
   const auto named = wrapped(place && call.has(*place) ? call.integers(*place) : Sizes{}, rank);
   return named.empty() || rank == 0 ? all_dimensions(rank) : named;
@@ -77,7 +80,7 @@ inline Value smallest_of(const Value& x, const Sizes& dimensions) {
   return reduce(x, Combine::Min, hlo::highest(x.element()), dimensions);
 }
 
-/// `x` with one dimension if it is a scalar.
+/// Returns `x` or, if `x` is a scalar, a list of that one element.
 inline Value with_a_dimension(const Value& x) {
   return x.rank() ? x : reshape(x, {1});
 }

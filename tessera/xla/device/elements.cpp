@@ -43,7 +43,7 @@ Value floor_divided(const Value& a, const Value& b) {
     const auto signs = compare("NE", a < 0, b < 0);
     return select(inexact & signs, quotient - 1, quotient);
   }
-  // The remainder is exact, so (a - rest) / b is a whole number, except that this expression itself is rounded.
+  // The remainder is exact, so (a - rest) / b would be a whole number without rounding errors. round_nearest_even removes these.
   const auto rest = binary("remainder", a, b), quotient = (a - rest) / b, zero = fixed(a, 0);
   const auto below = compare("NE", rest, zero) & compare("NE", b < 0, rest < 0);
   const auto whole = unary("round_nearest_even", select(below, quotient - 1, quotient));

@@ -15,9 +15,9 @@ class Elements {
   Value operator[](size_t i) const { return as(i, element_); }
   Value as(size_t i, at::ScalarType element) const { return expand(call_.value(i, element), sizes_); }
   Value filled(double number) const { return hlo::filled(number, {element_, sizes_}); }
-  /// A number that may differ from run to run: an argument of the program.
+  /// Returns a number that is an argument of the program, because it may differ from run to run.
   Value full(double number) const { return hlo::full(number, {element_, sizes_}); }
-  /// Argument `i`, which is a number or None; None gives `otherwise`.
+  /// Returns full() of argument `i`, or of `otherwise` if the argument is None.
   Value number(size_t i, double otherwise = 0) const { return full(call_.has(i) ? call_.number(i) : otherwise); }
   const Call& call() const { return call_; }
   at::ScalarType element() const { return element_; }
@@ -31,11 +31,11 @@ class Elements {
 
 /// The type to which libtorch's rules promote all tensors and numbers of a call.
 at::ScalarType common_type(const Call& call);
-/// The type of the result: the type of the tensor that takes the result or, if there is none, the type to which libtorch's rules promote all
-/// tensors and, if it is a number, the first argument.
+/// The type of the result. If the caller gave a tensor for the result, that tensor's type; otherwise, the type to which libtorch's rules
+/// promote all tensors and, if it is a number, the first argument.
 at::ScalarType type_of_operands(const Call& call);
 
-/// Calls a function with a zero of the type; with a float if the type is neither double nor a half type.
+/// Calls `of` with a zero of the type, or with a float zero if the type is neither double nor a half type.
 template <class Of>
 auto of_floating_type(at::ScalarType type, const Of& of) {
   switch (type) {
@@ -50,12 +50,12 @@ auto of_floating_type(at::ScalarType type, const Of& of) {
   }
 }
 
-/// The type if it is floating-point, else the default dtype.
+/// Returns the type if it is floating-point, and the default dtype otherwise.
 inline at::ScalarType fractional(at::ScalarType type) {
   return c10::isFloatingType(type) ? type : c10::typeMetaToScalarType(c10::get_default_dtype());
 }
 
-/// Calls `compute` with `x` or with the first one, two or three arguments, whichever it takes.
+/// Calls `compute` with `x` or with the first one, two or three values of `x`, whichever it takes.
 template <class Compute>
 Value applied(const Compute& compute, const Elements& x) {
   if constexpr (std::is_invocable_v<Compute, const Elements&>) {
@@ -69,7 +69,7 @@ Value applied(const Compute& compute, const Elements& x) {
   }
 }
 
-/// A kernel that computes in the type of its result.
+/// Makes a kernel that computes in the type of its result, or in float if that is a half type.
 template <class Compute>
 Kernel elementwise(const char* names, Compute compute) {
   return {names, [compute](Call& call) {
@@ -78,7 +78,8 @@ Kernel elementwise(const char* names, Compute compute) {
           }};
 }
 
-/// A kernel that computes in the common type of its arguments. The result has the type of the tensor that takes it, else bool.
+/// Makes a kernel that computes in the common type of its arguments. If the caller gave a tensor for the result, the result gets that
+/// tensor's type, otherwise bool.
 template <class Compute>
 Kernel comparison(const char* names, Compute compute) {
   return {names, [compute](Call& call) {

@@ -51,7 +51,7 @@ void expect_no_view(const c10::OperatorHandle& op) {
   }
 }
 
-/// Merges the results of all replicas into one.
+/// Makes one result of the results of all replicas.
 IValue merged(const std::vector<IValue>& values, const std::string& name) {
   const auto& first = values.front();
   const auto all = [&](const auto& tensor_of) -> at::Tensor {

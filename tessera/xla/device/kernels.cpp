@@ -63,7 +63,7 @@ const Operators& operators() {
   return all;
 }
 
-/// The types of all arguments except `out` arguments.
+/// Returns the types of all arguments except `out` arguments.
 std::string argument_types(const c10::FunctionSchema& schema) {
   std::string types;
   for (const auto& argument : schema.arguments()) {
@@ -81,12 +81,12 @@ bool needs_kernel(const c10::OperatorHandle& op) {
   return true;
 }
 
-/// The operators that a name in a table stands for: see add_kernels().
+/// Returns the operators for which add_kernels() registers a kernel with this name.
 std::vector<c10::OperatorHandle> forms_of(const std::string& name) {
   auto plain = name.substr(0, name.find('.'));
   const auto overload = plain.size() == name.size() ? "" : name.substr(plain.size() + 1);
   const auto named = c10::Dispatcher::singleton().findSchema({"aten::" + plain, overload});
-  if (!named) return {};  // only another version of libtorch has it
+  if (!named) return {};  // this version of libtorch does not have the operator
   if (plain.ends_with('_')) plain.pop_back();
   std::vector<c10::OperatorHandle> forms;
   for (const auto& op : operators().at(plain)) {

@@ -24,11 +24,11 @@ void register_kernels();
 struct Signature {
   explicit Signature(const c10::FunctionSchema& schema);
   std::string name;
-  size_t arguments, inputs, returns;  // inputs are all arguments but `out` ones
+  size_t arguments, inputs, returns;  // counts; inputs are the arguments that are not `out` arguments
   std::vector<size_t> outs;           // indices of the arguments that take the results
   std::vector<size_t> numbers;        // indices of the results that are integers, which only the operator's own backward takes
-  uint64_t counted = 0;               // bits of the inputs that a lowering has to read, because they decide the result
-  std::vector<c10::IValue> defaults;  // of the arguments; None where there is no default
+  uint64_t counted = 0;               // bit i is set if a lowering has to read input i, because it decides the result
+  std::vector<c10::IValue> defaults;  // default values of the arguments; None for an argument without a default
   std::optional<size_t> dtype;        // the index of the argument that says the type of the result
 };
 
@@ -44,27 +44,29 @@ class Call {
   }
   /// Returns an argument without marking it as read, so that a lowering can look at its shape or its kind.
   const c10::IValue& peek(size_t i) const { return arguments_[i]; }
-  /// Whether the argument is there: neither None nor an undefined tensor.
+  /// Whether the caller gave the argument: it is neither None nor an undefined tensor.
   bool has(size_t i) const { return !arguments_[i].isNone() && !(arguments_[i].isTensor() && !arguments_[i].toTensor().defined()); }
   const at::Tensor& tensor(size_t i) const { return (*this)[i].toTensor(); }
   double number(size_t i) const { return (*this)[i].toScalar().toDouble(); }
-  /// Whether a factor is the integer 1, its default. The factor of a schedule is a double even when it is 1, and stays an argument.
+  /// Whether a factor, such as alpha, is the integer 1, which is its default. A factor that a schedule computes is a double even if it is
+  /// 1, and stays an argument of the program.
   bool is_one(size_t i) const { return (*this)[i].isInt() && arguments_[i].toInt() == 1; }
   int64_t integer(size_t i) const { return (*this)[i].toInt(); }
   bool flag(size_t i) const { return (*this)[i].toBool(); }
-  /// A list of integers, or nothing if it is None.
+  /// Returns an argument that is a list of integers or one integer; an empty list if it is None.
   Sizes integers(size_t i) const;
 
   Value value(size_t i) const;
   /// Returns an argument in another type.
   Value value(size_t i, at::ScalarType element) const;
 
-  /// Returns an argument in the type of the result, or as float if that is a half type, because libtorch computes half types as float.
+  /// Returns an argument in the type of the result. If that is a half type, returns the argument as float, because libtorch computes half
+  /// types as float.
   Value wide_value(size_t i) const;
 
   /// The tensor that takes result `i`, or null if the caller gave none.
   const at::Tensor* out(size_t i = 0) const { return i < outs_.size() ? &outs_[i] : nullptr; }
-  /// The type of result `i`: of the tensor that takes it, else of the first tensor among the arguments.
+  /// The type of result `i`: that of the tensor that the caller gave for it, otherwise that of the first tensor among the arguments.
   at::ScalarType result_type(size_t i = 0) const;
 
   /// Writes the results into the tensors that the caller gave, or makes new ones. An `out` tensor gets the result's shape; a tensor that is
@@ -73,7 +75,7 @@ class Call {
   void give(std::span<const Value> results);
   void give(const Value& result) { give(std::span(&result, 1)); }
   void give(std::initializer_list<Value> results) { give(std::span(results.begin(), results.size())); }
-  /// Gives results that were computed in another type, such as that of wide_value(). Undefined results stay undefined.
+  /// Converts the results to `type`, and gives them. Undefined results stay undefined.
   void give_as(at::ScalarType type, std::vector<Value> results);
   void give_rounded(const Value& result) { give(hlo::convert(result, result_type())); }
 
@@ -88,7 +90,7 @@ class Call {
   const Signature& signature_;
   torch::jit::Stack& stack_;
   std::vector<c10::IValue> arguments_;
-  mutable uint64_t read_ = 0;  // bits of the arguments that were read
+  mutable uint64_t read_ = 0;  // bit i is set if argument i was read
   std::vector<at::Tensor> outs_;
 };
 
@@ -97,12 +99,12 @@ struct NotLowered {};
 
 using Lowering = std::function<void(Call&)>;
 struct Kernel {
-  std::string names;  // of operators that are lowered alike, with spaces between them
+  std::string names;  // operators that are lowered alike, separated by spaces
   Lowering lower;
 };
-/// Registers a table. A name is an ATen operator with its overload, such as "scatter.src". It stands for all forms of the operator with the
-/// same arguments, such as in-place and `out` forms, that libtorch does not compose of other operators; if there is no such form, for the
-/// operator itself.
+/// Registers a table. A name is an ATen operator with its overload, such as "scatter.src". Its kernel is registered for all forms of the
+/// operator with the same arguments, such as in-place and `out` forms, except those that libtorch composes of other operators. If this
+/// leaves no form, the kernel is registered for the operator itself.
 void add_kernels(std::span<const Kernel> kernels);
 inline void add_kernels(std::initializer_list<Kernel> kernels) {
   add_kernels(std::span(kernels.begin(), kernels.size()));

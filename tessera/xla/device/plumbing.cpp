@@ -51,10 +51,11 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::opt
   auto* const storage = tensor->unsafe_storage().unsafeGetStorageImpl();
   const auto needed = tensor->storage_offset() + tensor->numel();
   auto& cell = cell_of(self);
-  // Shrinks only memory that has no values yet and belongs to no other tensor: losses make a result of full size and resize it to one number.
+  // Shrinks only memory that has no values yet and belongs to no other tensor: libtorch's losses make a result of full size and resize it
+  // to one number.
   const bool is_fresh = !cell.value && self.storage().use_count() == 1;
   if (needed == before || (needed < before && !is_fresh)) return self;
-  cell.before = nullptr;  // its buffers have another size
+  cell.before = nullptr;  // the old buffers have another size
   if (cell.value) {
     const auto list = reshape(in_type(cell.value, self.scalar_type()), {before});
     cell.value = pad(list, hlo::constant(0, list.element()), {0}, {needed - before}, {0});
@@ -91,8 +92,8 @@ at::Scalar local_scalar(const at::Tensor& self) {
   return to_host(self, "item()").item();
 }
 
-/// Reads no values if both tensors have the same node: libtorch's MultiheadAttention compares its query, key and value, which are often
-/// one tensor.
+/// Reads no values if both tensors have the same value of the graph: libtorch's MultiheadAttention compares its query, key and value, which
+/// are often one tensor.
 bool equal(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes()) return false;
   if (read(a) == read(b)) return true;
@@ -128,7 +129,8 @@ void register_plumbing() {
   aten.impl("_copy_from", &copy_from);
   aten.impl("_local_scalar_dense", &local_scalar);
   aten.impl("equal", &equal);
-  // Copies handle the conjugate and negative bits themselves; libtorch's fallback would resolve them by another copy, without end.
+  // copy_from() handles the conjugate and negative bits itself. libtorch's fallback would resolve them by another copy, and that copy by
+  // another, without end.
   auto& conjugated = library_of("aten", c10::DispatchKey::Conjugate);
   auto& negated = library_of("aten", c10::DispatchKey::Negative);
   conjugated.impl("_copy_from", torch::CppFunction::makeFallthrough());

@@ -34,7 +34,7 @@ class ProgramFolder {
 
   std::filesystem::path folder_;
   std::shared_ptr<nlohmann::ordered_json> run_;
-  std::vector<size_t> compiled_;  // for each program of the metrics, its index in `run_`
+  std::vector<size_t> compiled_;  // for each of Metrics::programs, its index in `run_`
   std::chrono::steady_clock::time_point written_;
 };
 

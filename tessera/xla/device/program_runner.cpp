@@ -16,8 +16,8 @@
 namespace tessera::xla {
 namespace {
 
-/// More operations than a step of a model with a hundred layers has; they are traced within a second. The runner only warns: a program that
-/// ended just there would end at another place of the loop each time, and be compiled anew.
+/// The runner warns if more operations than this are pending: a step of a model with a hundred layers has fewer. It does not start a
+/// program at this point, because such programs would end at another place of the loop each time, and each would be compiled anew.
 constexpr int64_t kManyOperations = 200000;
 
 using Clock = std::chrono::steady_clock;
@@ -51,8 +51,8 @@ ProgramRunner::ProgramRunner(std::optional<pjrt::Client> client, int replicas, s
       disk_(client_ ? pjrt::ProgramCache::of_this_user() : std::nullopt),
       folder_(ProgramFolder::of_this_run(platform_, replicas)) {}
 
-/// Counts a read as a cut if a later program of the step needs a result of the read's program. Results that one of the two updates in place
-/// do not count: weights and running sums pass from program to program, wherever programs end.
+/// Counts a read as a cut if a later program of the step needs a result of the program that the read started. Results that either program
+/// updates in place do not count: weights and running sums pass from program to program, wherever programs end.
 void ProgramRunner::note_cuts(const StepProgram& step) {
   const auto needed = step.arguments_of(Memory::Kept);
   std::erase_if(reads_in_step_, [&](const Read& read) {
@@ -213,10 +213,10 @@ std::vector<std::vector<pjrt::Buffer>> ProgramRunner::results_of(const StepProgr
   const auto began = Clock::now();
   auto results = executable.run(arguments);
   metrics_.seconds_starting += seconds_since(began);
-  // Keeps donated buffers until the next program has started. A CPU plugin frees such a buffer only when the program has ended, and would
-  // wait for that here.
+  // Keeps donated buffers until the next program has started. To free a donated buffer now, a CPU plugin would wait until this program has
+  // ended.
   donated_ = step.arguments_of(Memory::Taken);
-  // Forgets donated results: each went into a later program, whose own results are in the list.
+  // Forgets results that were donated: each was donated to a later program, whose own results are in the list.
   std::erase_if(under_way_, [](const pjrt::Buffer& result) { return result.is_donated() || result.is_ready(); });
   wait_at_end_of_thread([this] { wait(); });
   for (const auto& of_replica : results) {
@@ -246,7 +246,7 @@ std::vector<std::shared_ptr<const Data>> ProgramRunner::run(StepProgram& step) {
   return all;
 }
 
-/// Returns buffers without memory, as results and arguments of programs that are only traced.
+/// Returns buffers without memory, which serve as results and arguments of programs that are only traced.
 std::shared_ptr<const Data> ProgramRunner::absent(const Type& type) const {
   return std::make_shared<const Data>(static_cast<size_t>(replicas_), pjrt::Buffer::absent(type));
 }

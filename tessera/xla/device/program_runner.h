@@ -1,4 +1,5 @@
-// Compiles and runs traced steps: each is one program that computes all living storages, compiled once for each form of step.
+// Compiles and runs traced steps. Each step becomes a program that computes the values of all living storages; steps with equal StepProgram
+// keys share a compiled program.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,8 @@ class ProgramRunner {
   /// also on the device.
   static constexpr size_t kManyPrograms = 256;
 
-  /// Without a client, programs are traced and not run. If there are more than `many_programs`, drops the one that has not run for the
-  /// longest time.
+  /// Without a client, programs are traced and not run. If there are more than `many_programs` programs, drops the one that has not run for
+  /// the longest time.
   ProgramRunner(std::optional<pjrt::Client> client, int replicas, size_t many_programs = kManyPrograms);
 
   /// The kind of devices, such as "cpu". If programs are only traced, the value of TESSERA_PJRT_PLUGIN, or "no device".
@@ -38,7 +39,7 @@ class ProgramRunner {
   /// Computes one value in a program of its own; storages stay as they are.
   std::shared_ptr<const Data> compute(const Value& value);
 
-  /// Uploads a CPU tensor for each replica, or one for all.
+  /// Uploads one CPU tensor for each replica, or one tensor for all replicas.
   std::shared_ptr<const Data> upload(const std::vector<at::Tensor>& tensors);
   at::Tensor download(const pjrt::Buffer& buffer);
 
@@ -58,18 +59,18 @@ class ProgramRunner {
  private:
   struct Compiled {
     std::optional<pjrt::Executable> executable;  // nothing if programs do not run
-    size_t number;                               // its index in the metrics
-    int64_t last_run = 0;                        // how many executions there were before its last one
+    size_t number;                               // its index in Metrics::programs
+    int64_t last_run = 0;                        // Metrics::executions just before its last execution
   };
 
-  /// The program of all steps with one key, and their numbers that have changed.
+  /// The program of all steps with one key, and which of their numbers have changed.
   struct Known {
     MovingNumbers numbers;
-    std::optional<Compiled> program;  // takes the numbers that have moved as arguments
+    std::optional<Compiled> program;  // takes the marked numbers as arguments
   };
 
   std::vector<std::shared_ptr<const Data>> run(StepProgram& step);
-  /// Returns one list for each replica.
+  /// Starts the program, and returns one list of results for each replica.
   std::vector<std::vector<pjrt::Buffer>> results_of(const StepProgram& step, const pjrt::Executable& executable);
   const Compiled& compiled(StepProgram& step);
   Compiled compile(const StepProgram& step);
@@ -87,17 +88,17 @@ class ProgramRunner {
   std::optional<pjrt::ProgramCache> disk_;
   std::optional<ProgramFolder> folder_;
   std::unordered_map<std::string, Known> programs_;
-  std::vector<std::shared_ptr<const Data>> donated_;  // arguments donated to the program that was started last
-  std::vector<pjrt::Buffer> under_way_;               // of programs that may still run: the smallest result of each replica
-  size_t last_number_ = 0;                            // the index in the metrics of the program that was started last
-  std::optional<size_t> replaced_;                    // the index of the program that this one replaces
-  bool traces_backward_ = false;                      // whether pending operations have a backward pass among them
+  std::vector<std::shared_ptr<const Data>> donated_;  // arguments that were donated to the program that was started last
+  std::vector<pjrt::Buffer> under_way_;               // the smallest result on each replica of every program that may still run
+  size_t last_number_ = 0;                            // the index in Metrics::programs of the program that was started last
+  std::optional<size_t> replaced_;                    // the index of the dropped program that the current step's program replaces
+  bool traces_backward_ = false;                      // whether a backward pass traced some of the pending operations
   bool has_warned_of_growth_ = false;
   StepHistory history_;
   std::string last_text_;
   struct Read {
     std::string reader;
-    std::vector<std::weak_ptr<const Data>> results;  // of the read's program
+    std::vector<std::weak_ptr<const Data>> results;  // new results of the program that the read started
   };
   std::vector<Read> reads_in_step_;
   Metrics metrics_;

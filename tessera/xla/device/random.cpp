@@ -25,17 +25,17 @@ namespace tessera::xla {
 namespace {
 
 constexpr size_t kStateBytes = 16;
-/// Replicas begin 2^54 places from each other in a stream of 2^64, so none reaches the start of another.
+/// Replica r begins at place r * 2^54 of a stream of 2^64 numbers, so that no replica draws the numbers of another.
 constexpr int kReplicaShift = 54;
 
-/// The state is two numbers for each replica, in a tensor on the device.
+/// The state is two numbers for each replica, the seed and the place in the stream, in a tensor on the device.
 class XlaGenerator final : public c10::GeneratorImpl {
  public:
   XlaGenerator() : GeneratorImpl(c10::Device(kXla, 0), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)) {}
 
   void set_current_seed(uint64_t seed) override {
     seed_ = seed;
-    state_ = at::Tensor();  // made when it is needed: libtorch seeds before the first tensor
+    state_ = at::Tensor();  // state() makes it when it is needed: libtorch seeds before the first tensor
   }
   void set_offset(uint64_t /*offset*/) override { throw UsageError("the generator of an XLA device has no offset: use set_state()"); }
   uint64_t get_offset() const override { throw UsageError("the generator of an XLA device has no offset: use get_state()"); }
@@ -44,8 +44,8 @@ class XlaGenerator final : public c10::GeneratorImpl {
     set_current_seed(c10::detail::getNonDeterministicRandom());
     return seed_;
   }
-  /// Returns the first replica's state as bytes on the CPU, as libtorch's own generators do. It decides the states of the other replicas,
-  /// because all replicas draw equally many numbers.
+  /// Returns the first replica's state as bytes on the CPU, as libtorch's own generators do. It determines the states of the other
+  /// replicas, because all replicas draw equally many numbers.
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     auto bytes = at::empty({static_cast<int64_t>(kStateBytes)}, at::kByte);
     std::memcpy(bytes.mutable_data_ptr(), replicas(const_cast<XlaGenerator&>(*this).state())[0].const_data_ptr(), kStateBytes);
@@ -83,7 +83,7 @@ class XlaGenerator final : public c10::GeneratorImpl {
     copy->state_ = new_tensor(read(const_cast<XlaGenerator&>(*this).state()));
     return copy.release();
   }
-  /// Makes the states of all replicas, with the first at `place`.
+  /// Makes the states of all replicas, with the first replica's state at `place` of the stream.
   at::Tensor from(uint64_t place) const {
     std::vector<at::Tensor> all;
     for (uint64_t replica = 0; replica < static_cast<uint64_t>(runner().replicas()); replica++) {
@@ -106,7 +106,7 @@ XlaGenerator& generator_of(const std::optional<at::Generator>& given) {
   return *static_cast<XlaGenerator*>(generator.unsafeGetGeneratorImpl());
 }
 
-/// The generator among the arguments, if there is one.
+/// Returns the generator among the arguments, or nothing if there is none.
 std::optional<at::Generator> generator_in(const Call& call) {
   for (size_t i = 0; i < call.arguments(); i++) {
     if (call.peek(i).isGenerator()) return call[i].toGenerator();
@@ -119,7 +119,7 @@ int digits_of(at::ScalarType type) {
   return of_floating_type(type, [](auto number) { return std::numeric_limits<decltype(number)>::digits; });
 }
 
-/// The highest `count` bits as a whole number: a double if there are 64 bits, a float if there are 32.
+/// Returns the highest `count` bits of each element as a whole number: as double for 64-bit elements, as float for 32-bit elements.
 Value highest_bits(const Value& bits, int count) {
   const bool wide = bits.element() == at::kUInt64;
   return convert(binary("shift_right_logical", bits, fixed(bits, (wide ? 64 : 32) - count)), wide ? at::kDouble : at::kFloat);
@@ -199,7 +199,7 @@ Value whole_numbers(const Draw& draw, int64_t low, uint64_t count) {
   return convert(bits, at::kLong) + low;
 }
 
-/// The largest whole number up to which the type represents all.
+/// Returns the largest n for which the type represents every whole number from 0 to n.
 int64_t largest_of(at::ScalarType type) {
   if (c10::isFloatingType(type)) return int64_t{1} << digits_of(type);
   if (type == at::kBool) return 1;
@@ -284,7 +284,8 @@ void dropout_gradient(Call& call) {
   call.give(select(call.value(1, at::kBool), g * hlo::full(call.number(2), g.type()), 0));
 }
 
-/// Multiplies numbers up to 0 by a random slope, which it also writes to the noise argument; in evaluation, by the mean slope.
+/// Multiplies numbers that are not positive by a random slope, which it also writes to the noise argument; in evaluation, by the mean
+/// slope.
 void leaky_with_noise(Call& call) {
   const auto x = call.wide_value(0), low = argument(call, 2, x), high = argument(call, 3, x);
   const auto is_low = x <= 0;
@@ -304,7 +305,7 @@ Value uniform_from(const Value& bits, at::ScalarType type) {
 }
 
 Value inner_from(const Value& bits) {
-  const int digits = bits.element() == at::kUInt64 ? 52 : 23;  // one less than the type has, so that adding 0.5 is exact
+  const int digits = bits.element() == at::kUInt64 ? 52 : 23;  // one digit less than the type has, so that adding 0.5 is exact
   const auto number = highest_bits(bits, digits);
   return (number + 0.5) * std::ldexp(1, -digits);
 }

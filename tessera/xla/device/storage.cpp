@@ -96,7 +96,7 @@ Cell& cell_of(const at::Tensor& tensor) {
   if (data.get_deleter() == memory.raw_deleter()) return *static_cast<Cell*>(data.get_context());
   const auto lock = lock_device();
   if (auto* const cell = memory.at(data.get())) return *cell;
-  storage->data_ptr();  // throws with the message of a guarded storage
+  storage->data_ptr();  // throws with libtorch's message if the storage is guarded
   throw UsageError("a tensor on an XLA device has no memory");
 }
 

@@ -31,8 +31,8 @@ struct Cell {
   size_t size_class = 0;
 };
 
-/// Allocates cells, and lists those that are alive. Each cell has unreadable addresses of its own, because several storages may share a cell,
-/// and some of them know only its address.
+/// Allocates cells, and lists those that are alive. Each cell has unreadable addresses of its own: several storages may share a cell, and
+/// if a storage knows only the address, at() finds the cell.
 class LazyMemory final : public c10::Allocator {
  public:
   static LazyMemory& instance();
@@ -53,14 +53,15 @@ class LazyMemory final : public c10::Allocator {
   std::byte* take_addresses(size_t size_class);
 
   std::byte* const reserved_;
-  size_t taken_ = 0;                                       // bytes of the reserved addresses
-  std::array<std::vector<std::byte*>, 48> free_addresses_;  // by size class: ranges of 2^n bytes
+  size_t taken_ = 0;                                       // how many bytes of `reserved_` cells have taken so far
+  std::array<std::vector<std::byte*>, 48> free_addresses_;  // element n: free ranges of 2^n bytes
   std::unordered_map<const void*, Cell*> by_address_;
   Cell* newest_ = nullptr;
   Cell* oldest_ = nullptr;
 };
 
-/// Returns the cell of a tensor's storage. Throws if the storage has no memory; a guarded storage has a message of its own for this.
+/// Returns the cell of a tensor's storage. Throws if the storage has no memory; if libtorch's guard of the storage says why, with that
+/// message.
 Cell& cell_of(const at::Tensor& tensor);
 int64_t elements_of_storage(const at::Tensor& tensor);
 
@@ -70,7 +71,7 @@ void expect_the_device(const std::optional<at::Device>& device);
 at::Tensor new_tensor(c10::IntArrayRef sizes, at::ScalarType element);
 at::Tensor new_tensor(const Value& value);
 
-/// Locks the device, so that one thread traces at a time: backward passes run in another thread, that of autograd's engine.
+/// Locks the device, so that only one thread traces at a time: backward passes run in the thread of autograd's engine.
 std::unique_lock<std::recursive_mutex> lock_device();
 
 }  // namespace tessera::xla

@@ -9,7 +9,8 @@
 namespace tessera::xla {
 namespace {
 
-/// Whether the barrier may take only the tensor. Otherwise it takes the whole storage, so that the tensor behind it has the same strides.
+/// Whether a barrier may take the tensor's elements alone. Otherwise the barrier takes the whole storage, so that its result can have the
+/// tensor's strides.
 bool is_plain(const at::Tensor& tensor) {
   if (tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) return true;
   const auto& whole = cell_of(tensor).value;

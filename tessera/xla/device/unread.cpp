@@ -16,7 +16,7 @@ constexpr auto* kAttentionGradient = "_scaled_dot_product_fused_attention_overri
 constexpr auto* kByMask = "it affects only gradients that nobody asks for";
 
 struct Reason {
-  const char *names, *arguments;  // with spaces between them
+  const char *names, *arguments;  // separated by spaces
   const char* why;
 };
 

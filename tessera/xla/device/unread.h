@@ -8,13 +8,13 @@
 namespace tessera::xla {
 
 struct Unread {
-  std::string name;  // of the operator, without overload; "*" stands for all
+  std::string name;  // the operator's name without the overload, or "*" for all operators
   std::string argument;
   const char* why;
 };
 const std::vector<Unread>& unread_arguments();
 
-/// `name` is that of a schema, such as "aten::embedding", or of its in-place form.
+/// Whether a lowering need not read the argument. `name` is the name of a schema, such as "aten::embedding", or of its in-place form.
 bool may_be_unread(std::string_view name, std::string_view argument);
 
 }  // namespace tessera::xla

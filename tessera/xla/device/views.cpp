@@ -14,14 +14,14 @@
 namespace tessera::xla {
 namespace {
 
-/// A view as a box in its storage. In the storage reshaped to `shape`, which has a dimension for each stride of the view, the view is the
-/// part at `start` with `sizes`. A transpose and a broadcast give it the view's own shape.
+/// Describes a view as a box in its storage: `shape` is the storage reshaped to one dimension for each stride of the view, and the view is
+/// its part at `start` with `sizes`. A transpose and a broadcast give this part the view's own shape.
 struct Box {
-  bool fits = true;    // if not, the view is a list of places
-  bool whole = false;  // all of the storage, in its order
-  int64_t padded = 0;  // elements that `shape` needs, of which the storage may have fewer
+  bool fits = true;    // whether the view is such a box; otherwise, places_of() lists its elements
+  bool whole = false;  // whether the box is the whole storage
+  int64_t padded = 0;  // the number of elements in `shape`; the storage may have fewer
   Sizes shape, start, sizes;
-  Sizes dimensions;  // of the view, from the widest stride to the narrowest: those with more than one place
+  Sizes dimensions;  // the view's dimensions with more than one place, from the widest stride to the narrowest
 };
 
 Box box_of(const at::Tensor& view) {
@@ -69,7 +69,7 @@ Box box_of(const at::Tensor& view) {
   return box;
 }
 
-/// The position of each of the view's elements in the storage, as a list.
+/// Returns the position of each of the view's elements in the storage, as a list.
 Value places_of(const at::Tensor& view) {
   const Type type{at::kLong, view.sizes().vec()};
   auto places = hlo::filled(view.storage_offset(), type);
@@ -99,7 +99,7 @@ Value list_of(const Value& value, int64_t elements) {
   return reshape(value, {elements});
 }
 
-/// The storage's elements and zeros behind them, in the box's shape.
+/// Returns the storage's elements in the box's shape, with zeros after the last element if the storage has too few.
 Value shaped(const Value& value, const Box& box, int64_t elements) {
   auto list = list_of(value, elements);
   if (box.padded != elements) list = pad(list, hlo::constant(0, list.element()), {0}, {box.padded - elements}, {0});
@@ -142,7 +142,7 @@ Value in_memory(const at::Tensor& tensor) {
   return broadcast(value, tensor.sizes(), dimensions);
 }
 
-/// Whether all elements are one number, whatever it is.
+/// Whether all elements are known to be one number, whatever that number is.
 bool is_one_number(const Value& value) {
   if (value.rank() == 0) return true;
   const auto& node = value.node();
@@ -158,7 +158,7 @@ bool overlaps_itself(const at::Tensor& view) {
     if (view.size(i) > 1) dimensions.push_back(i);
   }
   std::ranges::sort(dimensions, {}, [&](int64_t i) { return view.stride(i); });
-  int64_t reach = 0;  // of the dimensions with smaller strides
+  int64_t reach = 0;  // the largest distance between elements along the dimensions with smaller strides
   bool is_clear = true;
   for (const auto i : dimensions) {
     is_clear &= view.stride(i) > reach;
@@ -182,7 +182,7 @@ bool overlaps_itself(const at::Tensor& view) {
   return false;
 }
 
-/// The sizes without the repetitions of elements that `expand` makes.
+/// Returns the sizes, with 1 for each dimension along which `expand` repeats elements.
 Sizes sizes_once(const at::Tensor& tensor) {
   auto sizes = tensor.sizes().vec();
   for (size_t i = 0; i < sizes.size(); i++) {
@@ -191,7 +191,7 @@ Sizes sizes_once(const at::Tensor& tensor) {
   return sizes;
 }
 
-/// Applies the tensor's conjugate and negative bits; applying them twice changes nothing, so reads and writes both do.
+/// Applies the tensor's conjugate and negative bits, in reads and in writes alike: applying them a second time undoes the first.
 Value as_marked(const Value& value, const at::Tensor& tensor) {
   const auto conjugated = tensor.is_conj() ? conjugate(value) : value;
   return tensor.is_neg() ? unary("negate", conjugated) : conjugated;

@@ -13,14 +13,15 @@ namespace tessera::xla::hlo {
 template <class T>
 concept Number = std::is_arithmetic_v<T>;
 
-/// Makes a constant in the program's text, for numbers that follow from shapes.
+/// Returns an array of one number, which is a constant in the program's text. Use it for numbers that follow from shapes.
 template <Number N>
 Value filled(N number, const Type& type) {
   return broadcast(constant(static_cast<std::conditional_t<std::is_integral_v<N>, int64_t, double>>(number), type.element), type.sizes, {});
 }
-/// Makes such a constant of the type and shape of `x`.
+/// Returns filled() with the type and shape of `x`.
 Value fixed(const Value& x, Number auto number) { return filled(number, x.type()); }
-/// Makes an argument of the program, in the type and shape of `x`, for a number that may differ from run to run.
+/// Returns an array of the type and shape of `x` with one number, which is an argument of the program. Use it for numbers that may differ
+/// from run to run.
 inline Value like(const Value& x, double number) { return full(number, x.type()); }
 
 inline Value flat(const Value& x) { return reshape(x, {c10::multiply_integers(x.sizes())}); }

@@ -17,7 +17,7 @@ std::vector<std::string_view> lines_of(std::string_view text) {
   return lines;
 }
 
-/// The part of `text` after the first `begin`, up to the next `end`.
+/// Returns the part of `text` between the first `begin` and the next `end`.
 std::string_view between(std::string_view text, std::string_view begin, std::string_view end) {
   const auto from = text.find(begin);
   if (from == std::string_view::npos) return {};
@@ -25,11 +25,11 @@ std::string_view between(std::string_view text, std::string_view begin, std::str
   return text.substr(0, text.find(end));
 }
 
-/// Keeps the texts of this many programs of a step, the newest, because a text takes memory in proportion to its program.
+/// The most texts to keep for one step, those of its newest programs: the text of a large program takes much memory.
 constexpr size_t kKeptTexts = 8;
-/// Remembers this many steps, those with the newest programs.
+/// The most steps to remember: those with the newest programs.
 constexpr size_t kKeptSteps = 16;
-/// A step that runs more often than this for each of its programs is not reported: it just has another batch size now and then.
+/// If a step has had more runs than this for each of its programs, no difference is reported: it just has another batch size now and then.
 constexpr int64_t kFewRuns = 20;
 
 constexpr std::string_view kFunction = "  func.func", kOperation = "    %v", kNumbers = "    %";
@@ -43,7 +43,7 @@ std::string_view types_in(std::string_view line) {
   return colon == std::string_view::npos ? std::string_view() : line.substr(colon + 3);
 }
 
-/// The arguments of the function with their aliasing attributes.
+/// Returns the arguments, with their aliasing attributes, in the line that declares the function.
 std::vector<std::string_view> arguments_in(std::string_view line) {
   std::vector<std::string_view> arguments;
   auto list = between(line, "(", ") -> (");
@@ -113,7 +113,8 @@ std::optional<std::string> StepHistory::add(size_t program, const std::string& t
   auto& step = steps_[fmt::format("{} {}", arguments_in(between(text, "func.func", "\n")).size(), between(text, ") -> (", ") {"))];
   of_program_[program] = &step;
   step.runs++;
-  if (std::ranges::any_of(step.texts, [&](const auto& other) { return other.second == text; })) return std::nullopt;  // the program was dropped before
+  // The same text was added before if its program was dropped and is compiled again.
+  if (std::ranges::any_of(step.texts, [&](const auto& other) { return other.second == text; })) return std::nullopt;
   step.programs++;
   std::optional<Difference> smallest;
   for (const auto& [number, other] : step.texts) {

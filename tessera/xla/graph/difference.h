@@ -12,28 +12,29 @@
 namespace tessera::xla {
 
 struct Difference {
-  size_t line = 0;    // of the text, up to which both programs are equal
-  std::string where;  // equal for programs that differ in the same place in the same way
-  std::string text;   // the place, with its text in the new program and in the earlier one
+  size_t line = 0;    // how many compared lines are equal before the difference; 1 if only arguments differ
+  std::string where;  // names place and kind of the difference, so that each is reported once
+  std::string text;   // the place, and what each of the two programs has there
 };
 /// Compares two texts of StepProgram, which must differ.
 Difference first_difference(std::string_view now, std::string_view before);
 
-/// The programs that each step has had. Programs belong to one step if they have the same types of results (parameters, states and all else
-/// that outlives the step) and as many arguments: the first batch of an evaluation is a step of its own, because no running sum exists yet.
+/// Remembers the programs that each step has had. Two programs belong to one step if they have as many arguments and the same types of
+/// results (parameters, states and all else that outlives the step). So the first batch of an evaluation is a step of its own: the running
+/// sum is not an argument yet.
 class StepHistory {
  public:
-  /// Adds a new program by its number. If the step has three or more programs and keeps needing new ones, returns how this one differs from
-  /// the most similar earlier one, but reports each place only once.
+  /// Adds a new program by its number. If the step has three or more programs and keeps needing new ones, returns how this program differs
+  /// from the most similar earlier one, but only once for each place and kind of difference.
   std::optional<std::string> add(size_t program, const std::string& text);
-  /// Adds a new program in place of `other`: the new one takes as an argument a number that is a constant in the text of `other`.
+  /// Adds a new program that replaces `other`: the new program takes as an argument a number that is a constant in `other`.
   void replace(size_t program, size_t other, const std::string& text);
   /// Counts a run of a program that was added before.
   void ran(size_t program);
 
  private:
   struct Step {
-    std::map<size_t, std::string> texts;  // of the newest programs, by number
+    std::map<size_t, std::string> texts;  // StableHLO of the newest programs, by program number
     int64_t programs = 0, runs = 0;
   };
   std::map<std::string, Step> steps_;

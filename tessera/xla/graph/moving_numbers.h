@@ -6,11 +6,12 @@
 
 namespace tessera::xla {
 
-/// Marks the numbers that differ among steps with one key. The others stay constants in the program's text, which compilers optimize best.
+/// Marks the numbers that differ among steps with the same StepProgram::key(). Unmarked numbers stay constants in the program's text,
+/// because compilers optimize constants best.
 class MovingNumbers {
  public:
-  /// Compares the numbers of one more step with those of the first. Returns whether a number differs that was not marked before: the
-  /// compiled program does not take it as an argument.
+  /// Compares a step's numbers with those of the first step, and marks those that differ. Returns whether it has marked any number now: the
+  /// program compiled so far has that number as a constant.
   bool note(const std::vector<int64_t>& numbers) {
     if (first_.empty()) first_ = numbers;
     marked_.resize(first_.size());

@@ -34,7 +34,7 @@ int64_t Node::operations() { return living_operations; }
 
 Node::~Node() {
   if (kind == Kind::Operation) living_operations--;
-  // Releases operands in a loop: a chain may be as long as a program, and nested destructors would take as much stack.
+  // Releases operands in a loop: a chain of operands may be as long as the program, and nested destructors would overflow the stack.
   std::vector<Value> ending(std::make_move_iterator(operands.begin()), std::make_move_iterator(operands.end()));
   while (!ending.empty()) {
     auto value = std::move(ending.back());

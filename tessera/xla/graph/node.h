@@ -17,7 +17,7 @@ namespace tessera::xla {
 using Type = pjrt::ArrayType;
 using Sizes = std::vector<int64_t>;
 
-/// The values that a leaf stands for: one buffer for each replica, or none if a failed program has lost them.
+/// The values of a leaf: one buffer for each replica, or no buffers if the program that should have computed them has failed.
 using Data = std::vector<pjrt::Buffer>;
 
 class Node;
@@ -57,18 +57,19 @@ class Node : public c10::intrusive_ptr_target {
  public:
   enum class Kind : uint8_t { Operation, Data, Scalar };
 
-  /// An operation. `name` must be a literal, because nodes keep the pointer. `numbers` are the attributes that may change in the next step
-  /// and then become arguments; the other attributes follow from them and from the types.
+  /// Makes an operation. `name` must be a literal, because nodes keep the pointer. `numbers` are attributes that may differ in the next
+  /// step, and then become arguments of the program. If there are `numbers`, `attributes` must follow from them and from the types, because
+  /// StepProgram::key() then leaves `attributes` out.
   Node(const char* name, std::string attributes, c10::SmallVector<Value, 3> operands, c10::SmallVector<Type, 1> results,
        Combine combine = Combine::None, c10::SmallVector<int64_t, 1> numbers = {});
   Node(std::shared_ptr<const Data> data, Type type);
-  /// A number that the program takes as an argument.
+  /// Makes a number that the program takes as an argument.
   Node(double number, at::ScalarType element);
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
   ~Node() override;
 
-  /// Returns how many operation nodes are alive in this process: no program has computed them yet, or a value still refers to them.
+  /// Returns how many operation nodes exist in this process. The number grows until a program has computed their results.
   static int64_t operations();
 
   const Kind kind;
@@ -78,7 +79,7 @@ class Node : public c10::intrusive_ptr_target {
   const std::string attributes;
   c10::SmallVector<Value, 3> operands;
   const c10::SmallVector<Type, 1> results;
-  const c10::SmallVector<int64_t, 1> numbers;  // fractions as the bits of doubles
+  const c10::SmallVector<int64_t, 1> numbers;  // floating-point numbers as the bits of doubles
   const std::shared_ptr<const Data> data;
   const double number = 0;
 

@@ -42,7 +42,7 @@ std::string padding_of(const Sizes& low, const Sizes& high) {
   return fmt::format("dense<[{}]> : tensor<{}x2xi64>", pairs, low.size());
 }
 
-/// Wraps a number to the lowest bits that the type has, as libtorch does.
+/// Keeps the lowest bits of a number, as many as the type has, as libtorch does when it converts integers.
 int64_t kept(int64_t number, at::ScalarType element) {
   const auto unused = 64 - 8 * static_cast<int>(c10::elementSize(element));
   const auto bits = static_cast<uint64_t>(number) << unused;
@@ -456,7 +456,8 @@ std::pair<Value, Value> sort(const Value& given, int64_t dimension, Order order)
     x = select(compare("NE", x, x), full(std::numeric_limits<double>::quiet_NaN(), x.type()), x);
   }
   const auto places = iota({at::kLong, x.sizes()}, dimension);
-  // The node's name says the direction, so that the key of the program has it. StepProgram prints the name as a comparison.
+  // The node's name says the direction, because StepProgram::key() includes names. StepProgram prints both names as "sort", and the
+  // direction in the region.
   const auto node = c10::make_intrusive<Node>(order == Order::Ascending ? "sort" : "sort_descending",
                                               fmt::format("dimension = {} : i64, is_stable = true", dimension), Operands{x, places},
                                               Results{x.type(), places.type()});

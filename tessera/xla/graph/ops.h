@@ -12,20 +12,20 @@ namespace tessera::xla::hlo {
 
 using IntList = c10::IntArrayRef;
 
-/// A number as an argument of the program, so that another learning rate, even 0 or 1, does not need another program. Numbers of integral
-/// types are constants in the program's text.
+/// Returns a number that is an argument of the program, so that another learning rate, even 0 or 1, does not need another program. Numbers
+/// of types that are not floating-point are constants in the program's text.
 Value scalar(double number, at::ScalarType element);
-/// A number as a constant in the program's text.
+/// Returns a number that is a constant in the program's text.
 Value constant(double number, at::ScalarType element);
 Value constant(int64_t number, at::ScalarType element);
 inline Value constant(int number, at::ScalarType element) {
   return constant(int64_t{number}, element);
 }
-/// A list of numbers as a constant in the program's text.
+/// Returns a list of numbers that is a constant in the program's text.
 Value constants(IntList numbers, at::ScalarType element);
 Value constants(const std::vector<double>& numbers, at::ScalarType element);
 Value full(double number, const Type& type);
-/// The lowest and the highest value of the type; infinite if the type has infinities.
+/// Return the lowest and the highest value of the type; infinities if the type has them.
 Value lowest(at::ScalarType element);
 Value highest(at::ScalarType element);
 Value iota(const Type& type, int64_t dimension);
@@ -47,7 +47,7 @@ Value transpose(const Value& x, IntList permutation);
 /// Returns the permutation that undoes this one.
 Sizes inverse(const Sizes& permutation);
 Value reverse(const Value& x, IntList dimensions);
-/// Dimension i of `x` becomes `dimensions[i]` of the result.
+/// Broadcasts `x` so that its dimension i becomes dimension `dimensions[i]` of the result.
 Value broadcast(const Value& x, IntList sizes, IntList dimensions);
 /// Broadcasts by libtorch's rules: dimensions are matched from the last, those of size 1 are repeated.
 Value expand(const Value& x, IntList sizes);
@@ -55,7 +55,7 @@ Value slice(const Value& x, IntList start, IntList limit, IntList strides);
 Value slice(const Value& x, int64_t dimension, int64_t start, int64_t limit, int64_t step = 1);
 Value pad(const Value& x, const Value& fill, IntList low, IntList high, IntList interior);
 Value concatenate(std::span<const Value> parts, int64_t dimension);
-/// The part of these sizes that begins at `start`; a part that would reach over the end is moved inwards.
+/// Returns the part of `x` that begins at `start` and has these sizes. If it would reach over the end of `x`, it begins earlier.
 Value dynamic_slice(const Value& x, std::span<const Value> start, IntList sizes);
 Value dynamic_update_slice(const Value& x, const Value& update, std::span<const Value> start);
 
@@ -79,7 +79,7 @@ Value convolution(const Value& input, const Value& filter, const Type& result, c
 Value reduce_window(const Value& x, Combine combine, const Value& start, const Window& window);
 /// Gathers whole rows along a dimension by their indices; the dimensions of `indices` replace that dimension.
 Value take(const Value& x, const Value& indices, int64_t dimension);
-/// Scatters rows of `updates` into dimension 0 of `x` by their indices; `combine` joins each with the row of `x` there.
+/// Scatters rows of `updates` into dimension 0 of `x` by their indices; `combine` joins each row with the row of `x` at its index.
 Value put(const Value& x, const Value& indices, const Value& updates, Combine combine);
 
 enum class Order { Ascending, Descending };
@@ -99,7 +99,7 @@ Value all_reduce(const Value& x, Combine combine, const ReplicaGroups& groups);
 Value reduce_scatter(const Value& list, Combine combine, const ReplicaGroups& groups);
 Value replica_number();
 
-/// Returns the values behind an optimization barrier: none is available before all are.
+/// Passes the values through one optimization barrier: no result is available before all values are computed.
 std::vector<Value> barrier(std::span<const Value> values);
 
 }  // namespace tessera::xla::hlo

@@ -7,18 +7,18 @@
 namespace tessera::xla {
 namespace {
 
-constexpr size_t kMost = 200;  // the most nodes to visit; a value with more is taken for one that reads other places
+constexpr size_t kMost = 200;  // the most nodes that reads() visits; for a value that depends on more nodes, it returns true
 
 bool is_one_of(std::string_view name, std::span<const std::string_view> names) { return std::ranges::find(names, name) != names.end(); }
 
-/// Whether compilers compute the operation by itself, before any reader of its result.
+/// Whether compilers compute the operation before the operations that read its result, and fuse it with none of these.
 bool stands_alone(const Node& node) {
   static constexpr std::string_view kNames[] = {"all_gather", "all_reduce", "cholesky", "convolution", "custom_call", "dot_general", "fft",
                                                 "optimization_barrier", "reduce_scatter", "rng_bit_generator", "scatter", "sort", "triangular_solve", "while"};
   return is_one_of(node.name, kNames);
 }
 
-/// Whether each element of the result depends only on the operands' elements at its place.
+/// Whether each element of the result depends only on the elements at the same place of the operands.
 bool is_elementwise(const Node& node) {
   static constexpr std::string_view kMoves[] = {"dynamic_slice", "dynamic_update_slice", "gather", "reduce_window", "reverse", "transpose"};
   const auto fits = [&](const Value& operand) { return operand.rank() == 0 || operand.sizes() == node.results[0].sizes; };
@@ -27,7 +27,8 @@ bool is_elementwise(const Node& node) {
 
 }  // namespace
 
-/// Whether `value` reads the array exactly as `own` does. Compares few nodes, because few lie between `own` and the array.
+/// Whether `value` is computed from the array by the same operations as `own`. Compares few nodes, because few lie between `own` and the
+/// array.
 bool Overwriting::is_same(const Value& value, const Value& own) const {
   if (value == own) return true;
   const auto &one = value.node(), &other = own.node();

@@ -1,4 +1,5 @@
-// Finds writes to a part of an array that read other parts of it. They need a barrier, because compilers may write in place.
+// Finds writes to a part of an array whose new values depend on other parts of the array. They need a barrier, because compilers may write
+// in place.
 #pragma once
 
 #include <set>
@@ -15,7 +16,8 @@ class Overwriting {
   /// `own` is the old value of the part of `array` that is written.
   Overwriting(Value array, Value own) : array_(std::move(array)), own_(std::move(own)) {}
 
-  /// Whether `value`, if fused with the write, may depend on elements of the array other than those that it replaces.
+  /// Whether an element of `value`, if the compiler fuses `value` with the write, may depend on other elements of the array than the one
+  /// that it replaces.
   bool reads_other_places(const Value& value) { return reads(value, /*moved=*/false); }
 
  private:

@@ -10,8 +10,7 @@ namespace tessera::xla::hlo {
 /// Combines two neighbouring stretches of a dimension; must be associative. A stretch may have several values.
 using CombineStretches = std::function<std::vector<Value>(const std::vector<Value>& earlier, const std::vector<Value>& later)>;
 
-/// Scans in log2(size) steps: each combines every place with the place `distance` before it, and then doubles the distance. `fill` is the
-/// neutral element.
+/// Scans in about log2(size) steps: step n combines every place with the place 2^n before it. `fill` has the neutral element of each value.
 std::vector<Value> scan(std::vector<Value> values, int64_t dimension, const std::vector<Value>& fill, const CombineStretches& combine);
 /// Running sums or products.
 Value running(const Value& x, int64_t dimension, Combine combine);

@@ -17,7 +17,7 @@ namespace {
 
 std::atomic<uint64_t> visits = 0;
 
-/// The type in which the program takes a number of type `element` as an argument. letter_of() begins the names of such arguments.
+/// Returns the type in which the program takes a number of type `element` as an argument. letter_of() begins the names of such arguments.
 at::ScalarType argument_type(at::ScalarType element) {
   return element == at::kDouble ? at::kDouble : c10::isIntegralType(element, false) ? at::kLong : at::kFloat;
 }
@@ -38,7 +38,7 @@ std::string name_of(const Value& value) {
   return node.results.size() > 1 ? fmt::format("%v{}#{}", node.place, value.result()) : fmt::format("%v{}", node.place);
 }
 
-/// The region of an operation that combines two elements, such as a reduction.
+/// Prints the region of an operation, such as a reduction, that combines two elements.
 std::string region_of(const char* operation, const std::string& element) {
   const auto scalar = fmt::format("tensor<{}>", element);
   return fmt::format(R"( ({{
@@ -49,7 +49,7 @@ std::string region_of(const char* operation, const std::string& element) {
                      scalar, operation);
 }
 
-/// The region of a sort, which needs a total order; NaN is the largest in it.
+/// Prints the region of a sort. Floating-point numbers need TOTALORDER: positive NaN is the largest in it.
 std::string comparison(const char* direction, at::ScalarType type) {
   const auto* const order = c10::isFloatingType(type) ? "TOTALORDER" : hlo::comparison_type(type);
   return fmt::format(R"( ({{
@@ -105,7 +105,7 @@ void print_operation(std::string& text, const Node& node) {
   const std::string_view name = std::string_view(node.name).starts_with("sort") ? "sort" : node.name;
   text += fmt::format("    %v{}", node.place);
   if (node.results.size() > 1) text += fmt::format(":{}", node.results.size());
-  const auto* const dialect = name.find('.') == std::string_view::npos ? "stablehlo." : "";  // a name such as "chlo.erf" has its dialect
+  const auto* const dialect = name.find('.') == std::string_view::npos ? "stablehlo." : "";  // "chlo.erf" has its dialect in its name
   text += fmt::format(" = \"{}{}\"({})", dialect, name, with_commas(node.operands, name_of));
   if (!node.attributes.empty()) text += fmt::format(" <{{{}}}>", node.attributes);
   const auto results = with_commas(node.results, type);
@@ -184,12 +184,12 @@ void StepProgram::move(const std::vector<bool>& marked) {
   }
 }
 
-/// Numbers leaves by their first use, so that the key does not depend on the moment at which, for example, a batch was uploaded.
+/// Numbers leaves by their first use, so that the key does not depend on when a leaf was made, such as when a batch was uploaded.
 void StepProgram::write_key() {
   KeyWriter key(key_);
   int32_t place_of_operation = 0;
   for (auto* const node : operations_) {
-    key.add(reinterpret_cast<uint64_t>(node->name));  // literals: one address is one name
+    key.add(reinterpret_cast<uint64_t>(node->name));  // names are literals, so equal addresses mean equal names
     key.add(node->numbers.size() << 40 | static_cast<uint64_t>(node->combine) << 32 | node->operands.size());
     if (node->numbers.empty()) key.add(node->attributes);
     numbers_.insert(numbers_.end(), node->numbers.begin(), node->numbers.end());

@@ -20,7 +20,7 @@ const PJRT_Api* table_of(const std::filesystem::path& file) {
   const auto get = reinterpret_cast<const PJRT_Api* (*)()>(::dlsym(library, "GetPjrtApi"));
   if (!get) throw ConfigError("{} is not a PJRT plugin: it has no function GetPjrtApi", file);
   const auto* const table = get();
-  // Without the functions that read an error, no failure could be reported.
+  // The table must reach at least to the functions that read errors, because without them no failure could be reported.
   constexpr auto kLeast = offsetof(PJRT_Api, PJRT_Error_GetCode) + sizeof(void*);
   if (!table || table->struct_size < kLeast) throw ConfigError("{} is not a PJRT plugin: its table of functions is too short", file);
   if (table->pjrt_api_version.major_version != PJRT_API_MAJOR) {

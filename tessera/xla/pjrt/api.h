@@ -43,7 +43,7 @@ class Api {
     std::string text;
   };
 
-  /// Calls a function, and returns the plugin's failure or nothing.
+  /// Calls a function. Returns the plugin's failure, or nothing if the call succeeded.
   template <class Args>
   std::optional<Failure> attempt(Function<Args> function, std::type_identity_t<Args>& arguments) const {
     if (!has(function)) return Failure{PJRT_Error_Code_UNIMPLEMENTED, "this plugin is too old to have the function"};
@@ -62,7 +62,7 @@ class Api {
   [[noreturn]] void fail(const char* doing, const Failure& failure) const;
 
   const std::filesystem::path& file() const { return file_; }
-  /// Such as "0.81".
+  /// The version of the PJRT interface that the plugin was built with, such as "0.81".
   std::string version() const;
 
  private:
@@ -121,7 +121,7 @@ using LoadedHandle = Handle<PJRT_LoadedExecutable, PJRT_LoadedExecutable_Destroy
 using TopologyHandle = Handle<PJRT_TopologyDescription, PJRT_TopologyDescription_Destroy_Args,
                               &PJRT_TopologyDescription_Destroy_Args::topology, &PJRT_Api::PJRT_TopologyDescription_Destroy>;
 
-/// Waits for the event, which may be null, and destroys it. Throws Error if the operation behind it has failed.
+/// Waits for the event, which may be null, and destroys it. Throws Error if the operation that the event signals has failed.
 void wait(const std::shared_ptr<const Api>& api, PJRT_Event* event, const char* doing);
 
 DeviceDescription describe(const std::shared_ptr<const Api>& api, PJRT_DeviceDescription* device);

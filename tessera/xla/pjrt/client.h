@@ -31,13 +31,13 @@ class Buffer {
 
   const ArrayType& type() const;
   int device() const;
-  /// Whether a program has taken its memory for a result.
+  /// Whether a program has taken the buffer's memory for a result; the buffer can't be used then.
   bool is_donated() const;
   /// Whether wait() would return at once.
   bool is_ready() const;
-  /// Waits until it has its values. Throws Error if the program that should have made them failed.
+  /// Waits until the buffer's values are computed. Throws Error if the program that should have computed them failed.
   void wait() const;
-  /// Copies its values into a new tensor on the CPU.
+  /// Copies the buffer's values into a new tensor on the CPU.
   at::Tensor download() const;
 
  private:
@@ -53,20 +53,20 @@ class Executable {
 
   CompiledProgram compiled() const;
   int replicas() const;
-  /// Starts all replicas and returns a list of results for each, which may not be computed yet. Throws UsageError, and starts no replica, if
-  /// an argument is missing, of a wrong type, on a wrong device, was donated before, or is donated and used twice.
+  /// Starts all replicas. Returns for each replica a list of results, which may not be computed yet. Throws UsageError, and starts no
+  /// replica, if an argument is missing, of a wrong type, on a wrong device, was donated before, or is donated and used twice.
   std::vector<std::vector<Buffer>> run(std::span<const std::vector<Buffer>> arguments) const;
 
  private:
   std::shared_ptr<const Impl> impl_;
 };
 
-/// The most devices of a client. Each device of a CPU plugin has threads of its own: a host can run a few hundred such devices, and for a
-/// mistyped number the plugin would start threads for ever.
+/// The most devices of a client. A CPU plugin starts threads for each device: a host can run a few hundred such devices, and for a mistyped
+/// number the plugin would start threads for ever.
 inline constexpr int kMostDevices = 1024;
 
 struct ClientOptions {
-  /// How many devices a CPU plugin shall make. Other plugins have the devices of the host, and need at least this many. At most kMostDevices.
+  /// How many devices a CPU plugin makes. For other plugins, how many devices the host must have at least. At most kMostDevices.
   int devices = 1;
   Options plugin_options = {};
 };

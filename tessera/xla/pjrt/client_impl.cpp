@@ -26,7 +26,8 @@ ClientHandle make_client(const Plugin& plugin, const ClientOptions& options) {
   auto named = given;
   named.try_emplace(kDevices, int64_t{options.devices});
   auto failed = failed_with(named);
-  // Only CPU plugins take a number of devices; the others have as many as there are, and refuse the option.
+  // Only CPU plugins take a number of devices. Other plugins refuse the option, so they are started without it, with all devices of the
+  // host.
   if (failed && failed->text.find(kDevices) != std::string::npos) failed = failed_with(given);
   if (failed) plugin.api()->fail("start its devices", *failed);
   return {plugin.api(), arguments.client};
@@ -41,7 +42,7 @@ PJRT_LoadedExecutable* compile(const ClientHandle& client, const std::string& te
   return compiled.executable;
 }
 
-/// Whether the compiler merges two equal operations of which one is behind a barrier.
+/// Whether the compiler merges two equal operations although one of them reads a result of a barrier.
 bool barriers_are_undone(const std::shared_ptr<const Client::Impl>& client) {
   constexpr auto text = R"(module { func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
     %a = "stablehlo.cosine"(%x) : (tensor<8xf32>) -> tensor<8xf32>
@@ -67,7 +68,7 @@ std::shared_ptr<const CompiledProgram::Impl> compiled_program(const LoadedHandle
 void keep_out_of_the_pool(CompileOptions& options) {
   if (options.replicas == 1) return;
   options.overrides.try_emplace("xla_cpu_use_xnnpack", false);
-  // As many replicas as cores keep all cores busy without multi-threaded Eigen.
+  // If there are as many replicas as cores, they keep all cores busy without multi-threaded Eigen.
   if (options.replicas >= static_cast<int>(std::thread::hardware_concurrency()))
     options.overrides.try_emplace("xla_cpu_multi_thread_eigen", false);
 }

@@ -1,4 +1,4 @@
-// The plugin's objects behind a client, its buffers and its programs. For sources of this folder only.
+// The plugin's objects that a client, its buffers and its programs own. For sources of this folder only.
 #pragma once
 
 #include <mutex>
@@ -16,8 +16,8 @@ class Client::Impl {
   Plugin plugin;
   ClientHandle handle;
   std::vector<PJRT_Device*> devices;
-  /// Whether XLA removes optimization barriers before it merges equal operations. Client::compile() finds it out by a small program, before
-  /// the first program with a barrier.
+  /// Whether XLA removes optimization barriers before it merges equal operations. Client::compile() finds out by compiling a small program,
+  /// before it compiles the first program with a barrier.
   std::once_flag barriers_are_known;
   bool barriers_are_undone = false;
 };
@@ -28,7 +28,7 @@ class Buffer::Impl {
       : client(std::move(client)), handle(this->client->handle.api(), buffer), type(std::move(type)), device(device) {}
   explicit Impl(ArrayType type) : type(std::move(type)) {}
 
-  std::shared_ptr<const Client::Impl> client;  // ends after its buffers
+  std::shared_ptr<const Client::Impl> client;  // so that the client outlives the buffer
   BufferHandle handle;                         // null if the buffer is absent
   ArrayType type;
   int device = 0;

@@ -13,7 +13,7 @@ struct DeviceDescription {
   int id = 0;
   /// Such as "cpu", "TPU v5p" or "NVIDIA H100".
   std::string kind;
-  /// In bytes; nothing if the plugin does not report it.
+  /// The device's memory in bytes; nothing if the plugin does not report it.
   std::optional<int64_t> memory;
   /// The most bytes that this process has had in use; nothing if the plugin does not report it.
   std::optional<int64_t> peak_memory;

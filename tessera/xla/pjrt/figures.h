@@ -7,8 +7,9 @@
 
 namespace tessera::pjrt {
 
-/// {"memory": {"arguments": 8, ...} in bytes of each device, "cost": {"flops": 2e9, ...}, "operations": {"all-gather": 1, ...},
-/// "collectives": {"all-gather": {"count": 1, "bytes": 64}, ...}}. Leaves out operations and collectives if the plugin does not report them.
+/// Returns {"memory": {"arguments": 8, ...} in bytes of each device, "cost": {"flops": 2e9, ...}, "operations": {"all-gather": 1, ...},
+/// "collectives": {"all-gather": {"count": 1, "bytes": 64}, ...}}. Leaves out operations and collectives if the plugin does not report
+/// them.
 nlohmann::ordered_json figures_of(const CompiledProgram& program);
 
 }  // namespace tessera::pjrt

@@ -16,7 +16,7 @@ struct Gpu {
   std::string_view name;
   int capability, cores, units_of_core;
   double gigahertz;
-  int64_t memory, bandwidth, cache, shared_memory, most_shared_memory;  // in bytes, and bytes a second
+  int64_t memory, bandwidth, cache, shared_memory, most_shared_memory;  // sizes in bytes; bandwidth in bytes per second
 };
 
 constexpr std::array kGpus = {

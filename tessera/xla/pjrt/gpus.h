@@ -11,7 +11,7 @@
 namespace tessera::pjrt {
 
 struct GpuTopology {
-  Options options;  // for the plugin
+  Options options;  // from which the GPU plugin makes a topology
   int64_t memory;   // of each device, in bytes
 };
 

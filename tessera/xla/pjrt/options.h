@@ -28,7 +28,8 @@ struct CompileOptions {
   int replicas = 1;
   /// Flags of XLA by their names.
   Options overrides = {};
-  /// How hard a TPU compiler tries, for speed and for memory: 9 (no more than needed) to 39; 0 is the compiler's own choice.
+  /// How hard a TPU compiler tries to make the program fast and small in memory: from 9 (no more than needed) to 39; 0 is the compiler's
+  /// own choice.
   int effort = 0;
 };
 /// The bytes of a CompileOptionsProto.

@@ -18,7 +18,7 @@ namespace {
 struct KnownWheel {
   const char* name;
   const char* wheel;
-  const char* file;  // below site-packages, with wildcards
+  const char* file;  // its path below site-packages, which may have wildcards
 };
 
 constexpr std::array kKnownWheels = {

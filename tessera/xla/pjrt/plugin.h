@@ -21,7 +21,7 @@ class Plugin {
   static Plugin load();
 
   const std::filesystem::path& file() const;
-  /// The version of the PJRT interface that it was built with, such as "0.81".
+  /// The version of the PJRT interface that the plugin was built with, such as "0.81".
   std::string version() const;
   /// The plugin's description of itself, such as the versions of StableHLO that it reads.
   Options attributes() const;

@@ -38,7 +38,7 @@ struct Program {
 /// A compiled program. Copies are the same program.
 class CompiledProgram {
  public:
-  class Impl;  // knows the plugin
+  class Impl;  // holds the plugin's object
   explicit CompiledProgram(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
 
   MemoryFigures memory() const;
@@ -48,7 +48,7 @@ class CompiledProgram {
   std::map<std::string, int> operations() const;
   /// The collectives of the optimized program by kind, such as "all-gather".
   std::map<std::string, Collectives> collectives() const;
-  /// The compiled form, for Client::load() with the same kind of devices and of processor.
+  /// The compiled program as bytes, which Client::load() takes if devices and processor are of the same kind.
   std::string serialized() const;
   std::vector<ArrayType> outputs() const;
 

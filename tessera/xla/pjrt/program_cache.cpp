@@ -55,7 +55,8 @@ std::string key_of(const Plugin& plugin, const std::vector<DeviceDescription>& d
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
-/// The header of a cached file. It guards against code of another program and damaged code, which would end the process.
+/// Makes the header of a cached file, by which program_in() refuses another program's code and damaged code: such code could end the
+/// process.
 std::string header_of(const std::string& key, std::string_view bytes) {
   return fmt::format("{}{:016x}", key, XXH3_64bits(bytes.data(), bytes.size()));
 }

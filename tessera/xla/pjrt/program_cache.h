@@ -1,4 +1,4 @@
-// Keeps compiled programs on disk, for later processes that need the same ones.
+// Keeps compiled programs on disk, for later processes that need the same programs.
 #pragma once
 
 #include <filesystem>
@@ -8,13 +8,14 @@
 
 namespace tessera::pjrt {
 
-/// A folder of compiled programs. A program's key has all that decides its code: the plugin's bytes, the devices, the processor (for CPUs),
-/// the options, XLA_FLAGS and the text. Several processes may share the folder. If a file can't be read or written, compiles the program as
-/// without a cache, and warns once.
+/// A folder of compiled programs. A program's key includes all that decides its code: the plugin's bytes, the devices, the processor (for
+/// CPUs), the options, XLA_FLAGS and the text. Several processes may share the folder. If a file can't be read or written, the program is
+/// compiled as without a cache, and the first such error is logged as a warning.
 class ProgramCache {
  public:
   explicit ProgramCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
-  /// Returns the cache in TESSERA_XLA_CACHE or in the user's cache folder; nothing if the variable is "none".
+  /// Returns the cache in TESSERA_XLA_CACHE or in the user's cache folder; nothing if the variable is "none", or if no such folder is
+  /// known.
   static std::optional<ProgramCache> of_this_user();
 
   struct Found {

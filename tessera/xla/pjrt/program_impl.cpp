@@ -107,7 +107,7 @@ std::map<std::string, double> CompiledProgram::cost() const {
   if (impl_->handle.api()->attempt(&PJRT_Api::PJRT_Executable_GetCostAnalysis, arguments)) return cost;
   for (const auto& [name, value] : from_named_values(arguments.properties, arguments.num_properties)) {
     const auto* const real = std::get_if<float>(&value);
-    const bool is_of_one_operand = name.find('{') != std::string::npos;  // some plugins have thousands of these
+    const bool is_of_one_operand = name.find('{') != std::string::npos;  // "name{...}"; some plugins have thousands of them
     if (real != nullptr && *real >= 0 && !is_of_one_operand) cost[name] = *real;
   }
   return cost;

@@ -1,4 +1,4 @@
-// The plugin's object behind a compiled program. For sources of this folder only.
+// The plugin's object that a compiled program owns. For sources of this folder only.
 #pragma once
 
 #include "tessera/xla/pjrt/api.h"
@@ -12,7 +12,7 @@ class CompiledProgram::Impl {
   ProgramHandle handle;
 };
 
-/// A program in the form that the compilers of clients and topologies take.
+/// A program in the form that PJRT_Client_Compile and PJRT_Compile take.
 struct PluginProgram : Padded<PJRT_Program> {
   // Compilers only read the text. It is not const in PJRT's struct, because OptimizedProgram writes through the same struct.
   explicit PluginProgram(const std::string& text)

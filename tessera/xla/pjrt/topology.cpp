@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kOfCpu = "cpu:";
 
-/// CPU plugins can't make topologies; a client with the given number of devices takes the place of one.
+/// Makes a client with this number of devices in place of a topology, because CPU plugins can't make topologies.
 Client cpus(Plugin plugin, std::string_view number) {
   const auto devices = number_of<int>(number);
   if (!devices || *devices < 1) throw ConfigError("the topology '{}{}' has no number of devices: write cpu:8", kOfCpu, number);
@@ -41,7 +41,7 @@ class Topology::Impl {
   explicit Impl(Client client) : of(std::move(client)) {}
   explicit Impl(TopologyHandle handle, std::optional<int64_t> memory = {}) : of(std::move(handle)), memory(memory) {}
   std::variant<Client, TopologyHandle> of;
-  std::optional<int64_t> memory;  // of a GPU, because its plugin does not report it
+  std::optional<int64_t> memory;  // of each device, if it is a GPU, because the GPU plugin does not report it
 };
 
 Topology::Topology(Plugin plugin, const std::string& name_and_options) {
@@ -61,7 +61,7 @@ Topology::Topology(Plugin plugin, const std::string& name_and_options) {
 std::string Topology::plugin_for(std::string_view name) {
   if (name.starts_with(kOfCpu)) return "cpu";
   if (gpu_topology(name.substr(0, name.find(',')))) return "cuda";
-  const bool is_version = name.size() > 1 && name[0] == 'v' && name[1] >= '0' && name[1] <= '9';  // "v5p:"
+  const bool is_version = name.size() > 1 && name[0] == 'v' && name[1] >= '0' && name[1] <= '9';  // as in "v5p:4x4x8"
   return name.find(':') != std::string_view::npos && (is_version || name.starts_with("tpu")) ? "tpu" : "";
 }
 

@@ -11,7 +11,7 @@ class WireWriter {
  public:
   WireWriter& number(int field, int64_t value);
   WireWriter& bytes(int field, std::string_view value);
-  /// A number without a field, for packed lists.
+  /// Writes a number without a field, for packed lists.
   WireWriter& packed(uint64_t value);
 
   const std::string& text() const { return text_; }
@@ -25,7 +25,7 @@ class WireReader {
  public:
   explicit WireReader(std::string_view message) : rest_(message) {}
 
-  /// Moves to the next field; false at the end.
+  /// Moves to the next field. Returns false at the end of the message.
   bool next();
   /// Moves to the next number of a packed list, which has no fields.
   bool next_packed() { return read(number_); }

@@ -1,4 +1,4 @@
-// Folders of torch.distributed.checkpoint: `.metadata`, a pickle that says where everything is, and files `__RANK_N.distcp`, in which each
+// Folders of torch.distributed.checkpoint: `.metadata`, a pickle that says where each value is, and files `__RANK_N.distcp`, in which each
 // part of a tensor and each other value is an archive of torch.save.
 #pragma once
 
@@ -20,8 +20,8 @@
 
 namespace tessera::checkpoint {
 
-/// Reads the tensors of a folder and its plain values; the names of other values are in left_out. Ignores files that `.metadata` does not
-/// name. Throws IoError for damage and, in a folder that Tessera wrote, for a file of another save.
+/// Reads the tensors of a folder and its plain values; the names of other values are in Catalog::left_out. Ignores files that `.metadata`
+/// does not name. Throws IoError for damage and, in a folder that Tessera wrote, for a file of another save.
 Catalog read_dcp(const std::filesystem::path& folder);
 
 /// The dict keys and list indices that lead to a value in the state. Joined by dots, they are the value's name.
@@ -42,7 +42,7 @@ struct DcpItem {
 void to_json(nlohmann::json& json, const DcpItem& item);
 void from_json(const nlohmann::json& json, DcpItem& item);
 
-/// Writes what one rank has to save: `__RANK_0.distcp` in a folder that exists.
+/// Writes the values of one rank to the file `__RANK_0.distcp` in an existing folder.
 class DcpRankWriter {
  public:
   DcpRankWriter(const std::filesystem::path& folder, int rank);
@@ -55,7 +55,7 @@ class DcpRankWriter {
   std::vector<DcpItem> close();
 
  private:
-  /// Closes the archive of an item, and notes where it is in the file.
+  /// Closes the archive of an item, and records its place in the file.
   void add(DcpItem item, TorchArchiveWriter& archive);
 
   std::string name_;
@@ -64,9 +64,9 @@ class DcpRankWriter {
   std::vector<DcpItem> items_;
 };
 
-/// Writes `.metadata`, which makes the folder a checkpoint. One rank calls it, after all ranks have closed their files. A box or a value
-/// that several ranks have written counts once. `.metadata` also has the checksums of the archives and the number of the save. Throws
-/// UsageError if the boxes of a tensor overlap or do not cover it.
+/// Writes `.metadata`, which makes the folder a checkpoint. One rank calls it, after all ranks have closed their files. If several ranks
+/// have written the same box or value, `.metadata` names one of them. `.metadata` also has the checksums of the archives and the number of
+/// the save. Throws UsageError if the boxes of a tensor overlap or do not cover it.
 void write_dcp_metadata(const std::filesystem::path& folder, std::span<const DcpItem> items, uint64_t save = 0);
 
 }  // namespace tessera::checkpoint

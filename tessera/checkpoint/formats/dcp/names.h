@@ -1,4 +1,4 @@
-// Names in `.metadata` of torch.distributed.checkpoint: of classes, and of what Tessera adds.
+// Names in `.metadata` of torch.distributed.checkpoint: names of classes, and of what Tessera adds.
 #pragma once
 
 namespace tessera::checkpoint::dcp {

@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using pickle::Value;
 
-// The last five stand for memory formats and for the folder's path, neither of which is used.
+// The last five occur in memory formats and in the folder's path, neither of which Tessera uses.
 constexpr auto kClasses = std::to_array<std::string_view>(
     {dcp::kMetadata, dcp::kTensor, dcp::kBytes, dcp::kChunk, dcp::kProperties, dcp::kMemoryFormat, dcp::kIndex, dcp::kStorageMeta,
      dcp::kStorageInfo, dcp::kOldProperties, dcp::kOldMemoryFormat, "builtins.getattr", "pathlib.PosixPath", "pathlib._local.PosixPath",
@@ -62,7 +62,7 @@ class DcpReader {
   }
 
  private:
-  /// Where an archive is.
+  /// The place of an archive: its file, and its bytes in the file.
   struct Place {
     std::string file;
     uint64_t offset = 0, bytes = 0;
@@ -115,7 +115,7 @@ class DcpReader {
   /// Takes the checksums and the number of the save, if Tessera wrote the folder.
   void take_note(const Value& value, std::string_view text, size_t archives) {
     const auto* const note = value.as<pickle::Dict>();
-    if (note == nullptr) return;  // an attribute of another program
+    if (note == nullptr) return;  // the attribute is not Tessera's
     checksums_ = text_in(*note, dcp::kChecksums);
     try {
       expect_as_written(text, checksums_, archives, dcp::kNote);
@@ -126,7 +126,7 @@ class DcpReader {
   }
 
   void take_places(const pickle::Dict& storage_data) {
-    size_t number = 0;  // of the archive's checksum
+    size_t number = 0;  // index of the archive's checksum
     for (const auto& [index, info] : storage_data.entries) {
       const auto& key = fields_of(index, dcp::kIndex, "a key of storage_data");
       const auto& place = fields_of(info, dcp::kStorageInfo, "an entry of storage_data");
@@ -148,7 +148,7 @@ class DcpReader {
     }
   }
 
-  /// The number of a file in the catalog.
+  /// Returns the number of a file in the catalog, to which it adds a new file.
   size_t number_of(const std::string& name) {
     const auto [found, is_new] = numbers_.try_emplace(name, files_.size());
     if (is_new) {
@@ -222,7 +222,7 @@ class DcpReader {
   Catalog catalog_;
   std::map<Key, Place> places_;
   std::set<std::string> seen_;
-  std::string checksums_;  // of the note; empty if there is none
+  std::string checksums_;  // from the attribute dcp::kNote; empty if there is none
   std::map<std::string, size_t> numbers_;
   std::vector<InputFile> files_;
 };

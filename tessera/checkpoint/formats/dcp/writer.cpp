@@ -52,7 +52,7 @@ void expect_partition(const std::string& name, const std::vector<int64_t>& shape
   for (size_t i = 0; i < boxes.size(); i++) {
     numel += boxes[i]->numel();
     for (size_t k = i + 1; k < boxes.size(); k++) {
-      // The boxes are in the order of their offsets: in dimension 0, box k and all further ones begin after the end of box i.
+      // The boxes are sorted by their offsets: in dimension 0, box k and all later boxes begin at or after the end of box i.
       if (!shape.empty() && boxes[k]->offsets[0] >= boxes[i]->offsets[0] + boxes[i]->sizes[0]) break;
       if (!intersection(*boxes[i], *boxes[k])) continue;
       throw UsageError("the parts {} and {} of '{}' overlap", to_string(*boxes[i]), to_string(*boxes[k]), name);
@@ -82,7 +82,7 @@ Value storage_of(const DcpItem& item) {
       {{"relative_path", item.file}, {"offset", static_cast<int64_t>(item.offset)}, {"length", static_cast<int64_t>(item.bytes)}});
 }
 
-/// Adds an item to the others of its name. Throws UsageError if its path, dtype or shape differs from theirs.
+/// Adds an item to the items of its name. Throws UsageError if its path, dtype or shape differs from the first item's.
 void add(const std::string& name, Named& named, const DcpItem& item) {
   if (named.first == nullptr) named.first = &item;
   const auto& first = *named.first;

@@ -26,8 +26,8 @@ void put_half(uint8_t* bytes, float value) {
   std::memcpy(bytes, &bits, sizeof bits);
 }
 
-/// Decodes Q4_0 and Q5_0, or Q4_1 and Q5_1, which also have a least value: codes of four or five bits. The lower halves of the bytes are
-/// the first 16 values, the upper halves the other 16. The fifth bit of a value is stored apart from the other four.
+/// Decodes codes of four bits (Q4_0, Q4_1) or five bits (Q5_0, Q5_1). Q4_1 and Q5_1 also have a least value. The lower halves of the bytes
+/// are the first 16 values, the upper halves the other 16 values. The fifth bit of a value is stored apart from the other four.
 template <bool kFive, bool kLeast>
 void decode_small(const uint8_t* block, float* values) {
   const float scale = half_at(block), least = kLeast ? half_at(block + 2) : 0;
@@ -44,8 +44,8 @@ void decode_small(const uint8_t* block, float* values) {
   }
 }
 
-/// Encodes each value as the nearest of 16 codes, or of 32. The scale maps the value farthest from zero to code 0; values beyond the last
-/// code get the last one.
+/// Encodes each value as the nearest of 16 or 32 codes. The scale maps the value farthest from zero to code 0; values beyond the last code
+/// get the last code.
 template <bool kFive>
 void encode_small(const float* values, uint8_t* block) {
   constexpr float kHalf = kFive ? 16 : 8;
@@ -69,7 +69,7 @@ void decode_q8_0(const uint8_t* block, float* values) {
   for (int i = 0; i < kSmall; i++) values[i] = static_cast<float>(static_cast<int8_t>(block[2 + i])) * scale;
 }
 
-/// Halves are rounded away from zero.
+/// Rounds to the nearest code, ties away from zero.
 void encode_q8_0(const float* values, uint8_t* block) {
   float most = 0;
   for (int i = 0; i < kSmall; i++) most = std::max(most, std::abs(values[i]));
@@ -78,7 +78,7 @@ void encode_q8_0(const float* values, uint8_t* block) {
   for (int i = 0; i < kSmall; i++) block[2 + i] = static_cast<uint8_t>(static_cast<int8_t>(std::round(values[i] * per_value)));
 }
 
-/// Two bits a value. Sixteen parts of 16 values, each with a scale and a least value of four bits.
+/// Decodes two bits for each value. A block has sixteen parts of 16 values, each with a scale and a least value of four bits.
 void decode_q2_k(const uint8_t* block, float* values) {
   const uint8_t *scales = block, *two = block + 16;
   const float scale = half_at(block + 80), least = half_at(block + 82);
@@ -89,7 +89,8 @@ void decode_q2_k(const uint8_t* block, float* values) {
   }
 }
 
-/// Two bits a value, and a third bit stored apart, which subtracts four where it is not set. Sixteen scales of six bits.
+/// Decodes three bits for each value. The third bit is stored apart; where it is 0, four is subtracted. A block has sixteen parts of 16
+/// values, each with a scale of six bits.
 void decode_q3_k(const uint8_t* block, float* values) {
   const uint8_t *third = block, *two = block + 32, *scales = block + 96;
   const float scale = half_at(block + 108);
@@ -125,7 +126,7 @@ void put_six_bits(uint8_t* six, int part, SixBits bits) {
   six[part] |= static_cast<uint8_t>((bits.least >> 4) << 6);
 }
 
-/// Four bits a value, or five, of which the fifth is stored apart.
+/// Decodes four bits for each value, or five bits, of which the fifth is stored apart.
 template <bool kFive>
 void decode_k(const uint8_t* block, float* values) {
   const float scale = half_at(block), least = half_at(block + 2);
@@ -142,8 +143,8 @@ void decode_k(const uint8_t* block, float* values) {
   }
 }
 
-/// The scale and the least value of 32 values: a value is scale * code - least. llama.cpp's search finds the ones with the least weighted
-/// squared error.
+/// The scale and the least value of 32 values: a value is scale * code - least. fit_of() searches as llama.cpp does for the smallest
+/// weighted squared error.
 struct Fit {
   float scale = 0, least = 0;
 };
@@ -215,7 +216,7 @@ void encode_q4_k(const float* values, uint8_t* block) {
   }
 }
 
-/// The sixteen values that four bits stand for, closer to each other near zero.
+/// The values of the sixteen codes of four bits, which are closer to each other near zero.
 constexpr int8_t kUneven[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 void decode_uneven(const uint8_t* halves, float scale, float* values) {
@@ -237,7 +238,7 @@ void decode_iq4_xs(const uint8_t* block, float* values) {
   }
 }
 
-/// Six bits a value: four in one place, two in another. A scale for 16 values.
+/// Decodes six bits for each value: four in one place, two in another. Each part of 16 values has a scale.
 void decode_q6_k(const uint8_t* block, float* values) {
   const auto *low = block, *high = block + 128, *scales = block + 192;
   const float scale = half_at(block + 208);

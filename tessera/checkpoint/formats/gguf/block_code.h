@@ -10,7 +10,7 @@ namespace tessera::checkpoint {
 
 struct BlockCode {
   std::string_view name;                                          // "Q4_1"
-  uint32_t number = 0;                                            // ggml's, in files
+  uint32_t number = 0;                                            // ggml's number for this code, as in files
   int64_t values = 1;                                             // per block
   int64_t bytes = 1;                                              // per block
   void (*decode)(const uint8_t* block, float* values) = nullptr;  // to float32, bit for bit as Python's gguf package

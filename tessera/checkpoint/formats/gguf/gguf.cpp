@@ -17,7 +17,7 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr uint64_t kMostDims = 4;
-constexpr uint64_t kLongest = 1 << 28;  // bytes of a text, elements of a list
+constexpr uint64_t kLongest = 1 << 28;  // most bytes of a text, and most elements of a list
 constexpr auto kAlignmentKey = "general.alignment", kArchitectureKey = "general.architecture";
 
 /// Returns the size of a number of this type in bytes; 0 for texts and lists.
@@ -156,7 +156,7 @@ GgufTensor read_tensor(HeaderReader& header) {
 
 /// Throws IoError unless the tensor's rows are whole blocks that lie in the file.
 void expect_sound(const HeaderReader& header, const GgufTensor& tensor, uint64_t size_of_file) {
-  const auto wide = checked_numel(tensor.sizes, sizeof(float));  // of its values in float32
+  const auto wide = checked_numel(tensor.sizes, sizeof(float));  // bytes of its values in float32
   if (!wide) header.refuse("the shape of '{}' has more values than any file can hold", tensor.name);
   const auto values = *wide / static_cast<int64_t>(sizeof(float));
   const auto row = tensor.sizes.empty() ? 1 : tensor.sizes.back();
@@ -169,8 +169,8 @@ void expect_sound(const HeaderReader& header, const GgufTensor& tensor, uint64_t
   }
 }
 
-/// Returns the boxes of a tensor in a file that interleaves the two halves of each head's rows. Hugging Face has all rows of the first
-/// half, and then all of the second.
+/// Returns the boxes of a tensor in a file that interleaves the two halves of each head's rows. In Hugging Face's order, the rows of a
+/// head's first half come before those of its second half.
 std::vector<StoredBox> boxes_of_pairs(const GgufTensor& tensor, int64_t heads) {
   const auto rows = tensor.sizes[0], row = c10::multiply_integers(tensor.sizes) / std::max<int64_t>(rows, 1), half = rows / heads / 2;
   std::vector<StoredBox> boxes;

@@ -85,7 +85,7 @@ at::Tensor read_gguf_tensor(const GgufFile& file, const std::string& name);
 /// The tensor with the divisors of the frequencies of rotary embeddings.
 inline constexpr auto kRopeFactors = "rope_freqs.weight";
 
-/// Translates the name of a Hugging Face tensor to its name in GGUF files, and back. Nothing if it has no counterpart.
+/// Translates the name of a Hugging Face tensor to its name in GGUF files, and back. Returns nothing if the name has no counterpart.
 std::optional<std::string> gguf_name(const std::string& name);
 std::optional<std::string> name_of_gguf(const std::string& gguf);
 

@@ -10,14 +10,14 @@ namespace tessera::checkpoint {
 
 static_assert(std::endian::native == std::endian::little, "GGUF files are little-endian, and Tessera copies their bytes as they are");
 inline constexpr char kGgufMagic[] = {'G', 'G', 'U', 'F'};
-inline constexpr uint32_t kGgufVersion = 3, kOldestGgufVersion = 2;  // they differ only on big-endian machines
+inline constexpr uint32_t kGgufVersion = 3, kOldestGgufVersion = 2;  // versions 2 and 3 differ only on big-endian machines
 inline constexpr uint64_t kGgufAlignment = 32;
 
 inline uint64_t aligned(uint64_t offset, uint64_t alignment) {
   return (offset + alignment - 1) / alignment * alignment;
 }
 
-/// Calls `act` with a zero of the C++ type that has the numbers of `type`.
+/// Calls `act` with a zero of the C++ type of the numbers that `type` names.
 inline void with_number(GgufType type, const auto& act) {
   using enum GgufType;
   switch (type) {

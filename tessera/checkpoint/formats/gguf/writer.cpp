@@ -68,8 +68,8 @@ at::Tensor rows_of_gguf(const at::Tensor& weight, int64_t heads) {
   return weight.unflatten(0, {heads, -1, 2}).transpose(1, 2).flatten(0, 2).contiguous();
 }
 
-/// Throws UsageError if values, which bound the scales of their blocks, are too large for 16 bits. bfloat16 may also get values that are
-/// infinite or NaN already.
+/// Throws UsageError if values are too large for a code whose values or block scales have 16 bits. Allows infinite values and NaNs for
+/// bfloat16.
 static void expect_in_half(const at::Tensor& values, const GgufTensor& entry) {
   constexpr double kMostOfHalf = 65504, kMostOfBfloat = 3.3895313892515355e38;
   const bool is_bfloat = entry.code->name == "BF16";
@@ -122,7 +122,7 @@ void GgufWriter::write(const at::Tensor& tensor) {
   pad_to(entry.offset);
   const auto flat = tensor.detach().contiguous().view(-1);
   const auto& code = *entry.code;
-  const bool is_half = code.name != "F32";  // its values, or its scales
+  const bool is_half = code.name != "F32";  // whether its values or scales have 16 bits
   std::vector<uint8_t> bytes;
   for (int64_t begin = 0; begin < flat.numel(); begin += kValuesAtOnce) {
     const auto part = flat.narrow(0, begin, std::min(kValuesAtOnce, flat.numel() - begin)).to(at::kFloat);

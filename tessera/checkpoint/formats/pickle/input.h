@@ -49,7 +49,7 @@ class Input {
  private:
   const std::string_view bytes_;
   const std::string& where_;
-  size_t next_ = 0, begin_ = 0;  // the next byte, and where the current instruction begins
+  size_t next_ = 0, begin_ = 0;  // positions of the next byte, and of the current instruction
 };
 
 }  // namespace tessera::checkpoint::pickle

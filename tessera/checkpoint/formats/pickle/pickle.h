@@ -127,10 +127,11 @@ enum class Meaning {
 /// Returns what a global means, or nothing if pickles with this global are refused.
 using Globals = std::function<std::optional<Meaning>(const std::string& name)>;
 
-/// Reads protocols 2 to 5. Throws IoError, which begins with `where`, if the bytes are not a pickle, or if `globals` refuses one of theirs.
+/// Reads protocols 2 to 5. Throws IoError, which begins with `where`, if the bytes are not a pickle, or if they have a global that
+/// `globals` refuses.
 Value read(std::span<const std::byte> bytes, const Globals& globals, const std::string& where);
 
-/// Writes protocol 2, without tensors. Equal texts and globals are written once. Throws UsageError for text that is not UTF-8.
+/// Writes a tree without tensors in protocol 2. Equal texts and globals are written once. Throws UsageError for text that is not UTF-8.
 std::string write(const Value& value);
 
 /// Converts bytes to text and back. Protocol 2 has no type for bytes, so Python writes each byte as the character with its number.

@@ -14,7 +14,7 @@ namespace tessera::checkpoint::pickle {
 namespace {
 
 constexpr uint32_t kDeepest = 100;
-constexpr size_t kLongestName = 256;     // of a global
+constexpr size_t kLongestName = 256;     // letters in the name of a global
 constexpr uint64_t kLettersApiece = 16;  // this many letters of a text weigh as much as a number
 
 /// A tree may weigh kHeaviest for each byte of its pickle, plus kAlways. Without this bound, a few bytes could refer to the same part so
@@ -175,7 +175,7 @@ class Reader {
     return found->get();
   }
 
-  /// Adds the extent of `value` to that of the part that will contain it.
+  /// Adds the extent of `value` to the extent of the part that will contain it.
   void adopt(Extent& parent, const Value& value) {
     Extent own{.weight = 1, .depth = 0};
     std::visit(
@@ -279,7 +279,7 @@ class Reader {
 
   void build() {
     const auto state = pop();
-    if (top<Dict>() != nullptr) return;  // attributes of an OrderedDict, such as the versions of modules
+    if (top<Dict>() != nullptr) return;  // drops attributes of an OrderedDict, such as the versions of modules
     auto* const object = top<Object>();
     if (object == nullptr || !object->state.is_none()) fail("{} is given a state", stack_.back().kind());
     adopt(object->extent, state);

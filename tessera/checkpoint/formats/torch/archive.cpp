@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kContent = "/data.pkl";
 
-/// Throws IoError unless the bytes are a zip archive. The error names the format of older files of torch.save.
+/// Throws IoError unless the bytes are a zip archive. If the file is of an older torch.save, the error names its format.
 void expect_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const std::string& where) {
   constexpr uint64_t kHead = 512, kTarMark = 257;
   std::string head(std::min(kHead, begin > file.size() ? 0 : std::min(bytes, file.size() - begin)), '\0');
@@ -82,7 +82,7 @@ std::optional<ArchivedTensor> TorchArchive::tensor(const pickle::Value& value, c
     return tensor(value[0], name);
   }
   if (object->name ==
-      "torch._tensor._rebuild_from_type_v2") {  // a tensor with attributes: the function that makes it, its class, the arguments
+      "torch._tensor._rebuild_from_type_v2") {  // takes a function that makes a tensor, the tensor's class, and the arguments
     const auto* const function = value[0].as<pickle::Global>();
     const auto* const inner = value[2].as<pickle::Tuple>();
     if (function == nullptr || inner == nullptr || function->name == object->name) damaged("is not built as torch.save builds tensors");
@@ -96,7 +96,8 @@ std::optional<ArchivedTensor> TorchArchive::tensor(const pickle::Value& value, c
   return std::nullopt;
 }
 
-/// Reads the arguments (storage, offset, shape, strides, requires_grad, hooks[, dtype][, attributes]).
+/// Reads the arguments of torch's _rebuild_tensor functions: (storage, offset, shape, strides, requires_grad, hooks[, dtype][,
+/// attributes]).
 ArchivedTensor TorchArchive::view_of_storage(const pickle::Value& made, bool names_dtype, const std::string& name,
                                              const Damage& damaged) const {
   const auto* const offset = made[1].as<int64_t>();
@@ -134,8 +135,8 @@ ArchivedTensor TorchArchive::view_of_storage(const pickle::Value& made, bool nam
           .storage = entry};
 }
 
-/// Reads the id ("storage", class, key, device, number of values). Takes the dtype from the class if none is given; the class of untyped
-/// storages has none.
+/// Reads the id of a storage: ("storage", class, key, device, number of values). If no dtype is given, takes the dtype of the class, which
+/// the class of untyped storages lacks.
 const ZipEntry& TorchArchive::storage(const pickle::Value& value, std::optional<at::ScalarType>& dtype, const Damage& damaged) const {
   const auto* const reference = value.as<pickle::Storage>();
   if (reference == nullptr) damaged("has no storage");

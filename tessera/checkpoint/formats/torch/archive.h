@@ -24,7 +24,8 @@ struct ArchivedTensor {
   uint64_t begin = 0;  // in the file
   ZipEntry storage = {};
 
-  /// Returns where the values of `box`, a box of some tensor, are in the file: they are exactly the values of this ArchivedTensor.
+  /// Returns where the values of `box` are in the file, given that this ArchivedTensor holds exactly the values of that box of a larger
+  /// tensor.
   StoredBox stored_in(size_t file, TensorSlice box) const {
     return {.box = std::move(box), .file = file, .offset = begin, .strides = strides};
   }
@@ -48,7 +49,7 @@ class TorchArchive {
   const std::string& checksum() const { return checksum_; }
   /// The number of the save, if the archive has one (kSaveKey).
   std::optional<uint64_t> save() const { return save_; }
-  /// Returns the tensor that a value stands for, or nothing if the value is not a tensor. Throws IoError if the tensor is damaged, or of a
+  /// Returns the tensor that a value describes, or nothing if the value is not a tensor. Throws IoError if the tensor is damaged, or of a
   /// kind that Tessera can't read.
   std::optional<ArchivedTensor> tensor(const pickle::Value& value, const std::string& name) const;
 

@@ -38,7 +38,7 @@ class TorchFileReader {
   }
 
  private:
-  // The letters of all names together are bounded, because names may share their beginnings in the file, but not in the catalog.
+  // These bound the letters of all names together, because names may share their beginnings in the file, but not in the catalog.
   static constexpr size_t kLettersApiece = 64, kAlways = 1 << 20;
 
   [[noreturn]] void refuse(const std::string& global) const {
@@ -77,7 +77,7 @@ class TorchFileReader {
     }
   }
 
-  /// Whether there are tensors or dicts among the items, or in lists among them.
+  /// Whether there are tensors or dicts among the items, or in lists among the items.
   bool has_parts(const std::vector<Value>& items, const std::string& name) const {
     return std::ranges::any_of(items, [&](const Value& given) {
       const auto& item = unwrapped(given);
@@ -125,7 +125,7 @@ class TorchFileReader {
   const std::string where_;
   const size_t longest_;
   size_t letters_ = 0;
-  std::string foreign_;  // the first class of Python that is left out
+  std::string foreign_;  // the class of the first object that is left out
   Catalog catalog_;
   std::map<std::tuple<uint64_t, uint64_t, at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>, std::string> names_;
   std::set<uint64_t> storages_;

@@ -14,10 +14,11 @@ namespace tessera::checkpoint {
 
 /// Reads a file of Python, of libtorch (torch::save of a module, torch::pickle_save) or of TorchScript. The name of a value is the dict
 /// keys and list indices that lead to it, joined by dots. A list is one value unless it has tensors or dicts in it. A tensor that is the
-/// same view of a storage as an earlier one becomes its alias. Throws IoError.
+/// same view of a storage as an earlier tensor becomes an alias of that tensor. Throws IoError.
 Catalog read_torch_file(const std::filesystem::path& path);
 
-/// Writes a file that torch.load(weights_only=True) reads, also with mmap=True. It appears under its name only when close() is called.
+/// Writes a file that torch.load(weights_only=True) reads, also with mmap=True. The file appears under its name only when close() is
+/// called.
 class TorchFileWriter {
  public:
   TorchFileWriter(const std::filesystem::path& path, const pickle::Value& content, std::optional<uint64_t> save = {})

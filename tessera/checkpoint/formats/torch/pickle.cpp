@@ -9,7 +9,7 @@ namespace {
 
 using pickle::Value;
 
-constexpr std::string_view kModules = "__torch__.", kWrappers = "torch.jit._pickle.";  // of libtorch
+constexpr std::string_view kModules = "__torch__.", kWrappers = "torch.jit._pickle.";  // beginnings of the names of libtorch's classes
 
 // Includes the classes of quantized and sparse tensors, so that an error about such a tensor can give its name in the file.
 constexpr std::string_view kObjects[] = {"torch.Tensor",

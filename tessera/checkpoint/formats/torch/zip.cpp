@@ -15,18 +15,18 @@ namespace tessera::checkpoint {
 namespace {
 
 // An archive has entries, each after a header of its own, then a directory with a record for each entry, then an end that says where the
-// directory is. The end exists twice, as ZIP64's and as the original one, which has no room for 64-bit numbers.
+// directory is. There are two ends: that of ZIP64, and the original end, which has no room for 64-bit numbers.
 constexpr uint32_t kEntry = 0x04034b50, kRecord = 0x02014b50, kEnd = 0x06054b50, kWideEnd = 0x06064b50, kWideLocator = 0x07064b50;
 // The fields of each structure: a digit is the width of one field in bytes. The first field is the mark above.
 constexpr std::string_view kEntryFields = "42222244422", kRecordFields = "42222224442222244", kEndFields = "42222442",
                            kWideEndFields = "4822448888", kWideLocatorFields = "4484";
 constexpr uint64_t kCrcInEntry = 14;  // where the checksum is in the header of an entry
 constexpr uint16_t kEncrypted = 1, kStored = 0, kUtf8Names = 1 << 11;
-constexpr uint32_t kElsewhere = 0xffffffff;  // the number is in the ZIP64 field (kWide) of the record
+constexpr uint32_t kElsewhere = 0xffffffff;  // means that the number is in the ZIP64 field (kWide) of the record
 constexpr uint16_t kWide = 1, kPadding = 'F' | 'B' << 8;
 constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kLongestComment = 0xffff;
-constexpr uint16_t kZipVersion = 45;        // of a reader that knows numbers of 64 bits
+constexpr uint16_t kZipVersion = 45;        // the version of zip that has 64-bit numbers
 constexpr uint16_t kFirstDay = 1 << 5 | 1;  // 1980-01-01, so that equal values make equal files
 constexpr uint64_t kLargestDirectory = uint64_t{1} << 32;
 
@@ -105,7 +105,7 @@ class ZipReader {
     constexpr auto kEndBytes = bytes_of_fields(kEndFields), kLocatorBytes = bytes_of_fields(kWideLocatorFields);
     std::string tail;
     auto place = std::string::npos;
-    for (const auto most : {kEndBytes, kEndBytes + kLongestComment}) {  // few archives have a comment
+    for (const auto most : {kEndBytes, kEndBytes + kLongestComment}) {  // first without a comment, since few archives have one
       const auto count = std::min(bytes_, most);
       tail = bytes_at(bytes_ - count, count);
       place = tail.rfind(packed("4", {kEnd}));

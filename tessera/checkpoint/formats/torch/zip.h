@@ -14,7 +14,7 @@
 
 namespace tessera::checkpoint {
 
-/// The CRC-32 of zip archives.
+/// The CRC-32 of zip archives. `before` is the CRC-32 of the bytes that come before `bytes`.
 uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before = 0);
 /// The CRC-32 of two runs of bytes, one after the other, given the CRC-32 of each and the length of the second.
 uint32_t joined_crc32(uint32_t first, uint32_t second, uint64_t second_bytes);
@@ -23,16 +23,17 @@ struct ZipEntry {
   uint64_t begin = 0;   // in the file
   uint64_t bytes = 0;   // when unpacked
   bool packed = false;  // compressed
-  uint32_t crc32 = 0;   // 0 if the program that wrote it left it out
+  uint32_t crc32 = 0;   // 0 if the writing program left it out
 };
 
 struct ZipArchive {
   std::map<std::string, ZipEntry> entries = {};  // by name
-  /// XXH3 of the directory, which has the names, sizes, places and CRC-32 of all entries: archives with the same one have the same content.
+  /// XXH3 of the directory, which has the names, sizes, places and CRC-32 of all entries: archives with the same checksum have the same
+  /// content.
   std::string checksum = {};
 };
 
-/// Reads the directory of an archive. Throws IoError, which begins with `where`, if the file has none at byte `begin`.
+/// Reads the directory of an archive. Throws IoError, which begins with `where`, if the file has no archive at byte `begin`.
 ZipArchive read_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const std::string& where);
 
 /// Reads all of an archive, and describes its damage. Returns nothing for a sound archive, and for a file that is not an archive at all.
@@ -55,7 +56,7 @@ class ZipWriter {
   void end() { set_checksum(entries_.size() - 1, entries_.back().crc32); }
   /// Adds an entry whose bytes other processes write (see NewFile::reserve). Returns where in the file the bytes begin.
   uint64_t reserve(std::string name, uint64_t bytes);
-  /// Sets the checksum of an entry that others have written.
+  /// Sets the checksum of an entry whose bytes other processes have written.
   void set_checksum(size_t entry, uint32_t crc32);
   size_t entries() const { return entries_.size(); }
   /// ZipArchive::checksum of the closed archive.

@@ -77,7 +77,7 @@ class LayoutReader {
     return result;
   }
 
-  static constexpr int64_t kWidest = 16;  // bytes in a value: sizes in bytes must not overflow either
+  static constexpr int64_t kWidest = 16;  // most bytes in a value: sizes of tensors in bytes must not overflow
   const xla::RankContent& file_;
 };
 

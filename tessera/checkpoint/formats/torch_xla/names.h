@@ -9,8 +9,8 @@ namespace tessera::checkpoint::torch_xla {
 
 constexpr std::string_view kShard = "_fsdp_shard";
 constexpr std::string_view kSeparator = "_FSDP_SHARD_SEPARATOR_";  // in place of the dots in a name
-constexpr std::string_view kWrapped = "_fsdp_wrapped_module.";     // the wrapper of flat parameters, in the wrapper of FSDP
-constexpr std::string_view kFlattened = "_fpw_module.";            // the module in that wrapper; names in a state dict lack it
+constexpr std::string_view kWrapped = "_fsdp_wrapped_module.";     // the wrapper of flat parameters, a member of FSDP's wrapper
+constexpr std::string_view kFlattened = "_fpw_module.";            // the module, a member of that wrapper; names in a state dict lack it
 constexpr std::string_view kFlatParameter = "flat_param_";
 constexpr auto kModel = "model";
 constexpr auto kMetadata = "shard_metadata";

@@ -49,7 +49,7 @@ class RankContent {
   std::unordered_map<std::string, const pickle::Value*> tensors_;
 };
 
-/// Opens the files of all ranks, in the order of the ranks. Throws IoError unless they are all there.
+/// Opens the files of all ranks, in the order of the ranks. Throws IoError if the file of a rank is missing.
 std::vector<RankContent> open_all(const std::filesystem::path& path);
 
 /// Reads from shard_info and flatten_info how the parameters are divided.

@@ -22,7 +22,7 @@ namespace xla = torch_xla;
 using pickle::Dict;
 using pickle::Value;
 
-/// Puts the files of all ranks together.
+/// Joins the files of all ranks.
 class TorchXlaReader {
  public:
   explicit TorchXlaReader(std::vector<xla::RankContent> files) : files_(std::move(files)), layout_(xla::layout_of(files_.front())) {
@@ -55,7 +55,8 @@ class TorchXlaReader {
     add(shard, names, parts_of(shard));
   }
 
-  /// Adds tensors that are divided as the shard is; `names` are those of the shard's parts, and `parts` has each rank's part.
+  /// Adds tensors that are divided as the shard is. `names` are the names of the tensors, one for each part of the shard; `parts` has each
+  /// rank's values.
   void add(const TorchXlaShard& shard, const Names& names, const std::vector<ArchivedTensor>& parts) {
     const auto& one = parts.front();
     const auto place = std::tuple(one.storage.begin, one.begin, one.dtype, one.shape);
@@ -67,7 +68,7 @@ class TorchXlaReader {
     }
     std::vector<StoredTensor> made;
     for (const auto& part : shard.parts) made.push_back({.dtype = one.dtype, .shape = part.shape});
-    int64_t begin = 0;  // of the rank's values or rows, among those of all ranks
+    int64_t begin = 0;  // index of the rank's first value or row among those of all ranks
     for (size_t rank = 0; rank < parts.size(); rank++) {
       const auto& part = parts[rank];
       const auto refuse = [&] {
@@ -146,7 +147,7 @@ class TorchXlaReader {
     add_checksum(0, tensor, name);
   }
 
-  /// Adds tensors that are not divided, from rank 0. Names in buffer_info may have a wrapper's name that the names in the state lack.
+  /// Adds tensors that are not divided, from rank 0. Names in buffer_info may contain a wrapper's name, which names in the state dict lack.
   void add_buffers() {
     std::map<std::string, at::ScalarType> dtypes;
     for (const auto& [key, value] : first().metadata()["buffer_info"].entries()) {
@@ -192,8 +193,8 @@ class TorchXlaReader {
     }
   }
 
-  /// Returns why the optimizer's state can't be used, or nothing if it can. The state knows parameters by numbers, which are in the model's
-  /// order only if all parameters are in one group.
+  /// Returns why the optimizer's state can't be used, or nothing if it can. The state identifies parameters by numbers, which are in the
+  /// model's order only if all parameters are in one group.
   std::optional<std::string> why_no_state() const {
     if (groups_.size() != 1)
       return fmt::format("it has {} groups of parameters, and the files don't say which parameter is in which group", groups_.size());
@@ -257,7 +258,7 @@ class TorchXlaReader {
   Catalog catalog_;
   std::set<std::string> known_;  // the names of the layout's shards in state dicts
   std::set<std::pair<size_t, uint64_t>> storages_;
-  std::map<std::tuple<uint64_t, uint64_t, at::ScalarType, std::vector<int64_t>>, Names> places_;  // in rank 0's file
+  std::map<std::tuple<uint64_t, uint64_t, at::ScalarType, std::vector<int64_t>>, Names> places_;  // by place in rank 0's file
   std::vector<nlohmann::json> groups_;
 };
 

@@ -12,7 +12,7 @@ namespace tessera::checkpoint {
 struct Catalog;
 
 /// Returns the rank files that a path means: the path is the prefix P of files P_rank-R-of-N.pth, one of these files, or a pattern with *.
-/// Empty if there are none.
+/// Empty if there are no such files.
 std::vector<std::filesystem::path> torch_xla_files(const std::filesystem::path& path);
 
 /// Whether a file of torch.save is a rank file. Throws IoError if it is damaged.
@@ -27,10 +27,10 @@ Catalog read_torch_xla(const std::filesystem::path& path, TorchXlaContent conten
 /// A tensor that is divided over the ranks: a parameter, or a flat parameter that holds several parameters one after the other.
 struct TorchXlaShard {
   struct Part {
-    std::string name, original_name;  // in the model, and in the module that is wrapped
+    std::string name, original_name;  // its name in the model, and in the wrapped module
     std::vector<int64_t> shape = {};
   };
-  std::string module, original_name;  // of the wrapper, and of the tensor in it
+  std::string module, original_name;  // the names of the wrapper, and of the tensor in it
   std::vector<int64_t> shape = {};
   std::vector<Part> parts = {};
 

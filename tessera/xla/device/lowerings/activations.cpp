@@ -87,7 +87,7 @@ Value softplus_gradient(const Elements& e) {
   return select(scaled_x > e[3], g, g * logistic(scaled_x));
 }
 
-/// Gives the gradient where x lies between two numbers or is NaN, and 0 elsewhere.
+/// Returns the gradient where x lies between the two limits or is NaN, and 0 elsewhere.
 Value hard_tanh_gradient(const Elements& e) {
   const auto x = e[1];
   return select((x <= e[2]) | (x >= e[3]), 0, e[0]);

@@ -1,4 +1,4 @@
-// Scaled dot-product attention as one operator: its gradient computes the scores again, so that none of them is kept.
+// Scaled dot-product attention as one operator: its gradient computes the scores again, so that they need not be kept in memory.
 #include <ATen/SDPBackend.h>
 #include <ATen/native/transformers/attention.h>
 
@@ -10,7 +10,7 @@
 namespace tessera::xla {
 namespace {
 
-/// Chooses this operator if it supports the arguments. Otherwise, libtorch composes attention of other operators.
+/// Chooses the operator of this file if it supports the arguments, and otherwise libtorch's composition of other operators.
 int64_t choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
                double dropout, bool /*causal*/, std::optional<double> /*scale*/, bool grouped) {
   const bool plain = query.dim() == 4 && key.dim() == 4 && value.dim() == 4 && query.size(1) == key.size(1) && query.size(0) == key.size(0);
@@ -29,7 +29,7 @@ struct Inputs {
   double scale;
   bool causal;
 
-  /// The parameters are the indices of the arguments in the call.
+  /// Reads query, key and value from argument `first` on. The other parameters are indices of arguments, too.
   Inputs(const Call& call, size_t first, size_t bias_at, size_t dropout_at, size_t scale_at)
       : q(by_head(call.value(first))),
         k(by_head(call.value(first + 1))),
@@ -67,7 +67,7 @@ void attention(Call& call) {
   const auto type = call.tensor(0).scalar_type();
   const Inputs in(call, 0, 3, 4, 7);
   const auto scores = scores_of(in, Rows::Queries);
-  // A row that sees no key gets zero weights: nothing in it is infinite or divided by zero.
+  // A query that sees no key gets zero weights: the lower limits on maximum and sum keep its result finite.
   const auto found = maximum(scores, {2});
   const auto highest = largest(found, -1e30);
   const auto weights = exponential(scores - broadcast(highest, scores.sizes(), {0, 1}));

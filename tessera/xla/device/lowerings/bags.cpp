@@ -26,7 +26,7 @@ void embedding_bag(Call& call) {
   if (mode == kMaxOfBag) {
     const auto nothing = at::full({bags, width}, -std::numeric_limits<double>::infinity(), weight.options());
     const auto largest = nothing.index_reduce(0, bag, at::where(column, rows, nothing.select(0, 0).expand_as(rows)), "amax");
-    // The first row that has the value gets the gradient.
+    // Of the rows with the largest value, the first one gets the gradient.
     const auto has = rows.eq(largest.index_select(0, bag)).logical_and(column);
     const auto beyond = at::full({bags, width}, count, indices.options());
     const auto first = beyond.index_reduce(0, bag, at::where(has, places.unsqueeze(1), count).to(indices.scalar_type()), "amin");

@@ -1,4 +1,4 @@
-// Composes operators of other operators: libtorch has these only as kernels for its own devices.
+// Composes operators of other operators, because libtorch has the composed operators only as kernels for its own devices.
 #include <ATen/ATen.h>
 #include <ATen/ScalarOps.h>
 

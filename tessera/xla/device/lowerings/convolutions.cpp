@@ -9,7 +9,7 @@
 namespace tessera::xla {
 namespace {
 
-/// "[b, f, 0, 1]" for two spatial dimensions.
+/// Returns StableHLO's names of dimensions, such as "[b, f, 0, 1]" for two spatial dimensions.
 std::string dimension_names(std::string_view letters, size_t spatial) {
   auto names = fmt::format("[{}, {}", letters[0], letters[1]);
   for (size_t i = 0; i < spatial; i++) names += fmt::format(", {}", i);
@@ -28,7 +28,7 @@ struct Geometry {
   size_t spatial() const { return stride.size(); }
 };
 
-/// A convolution whose result has the spatial sizes `sizes`. Elements after the last window are left out.
+/// Computes a convolution whose result has the spatial sizes `sizes`. Elements of `x` after the last window are left out.
 Value convolved(const Value& x, const Value& w, const Geometry& g, const Sizes& sizes) {
   Type type{g.result.value_or(x.element()), {x.size(0), w.size(0)}};
   type.sizes.insert(type.sizes.end(), sizes.begin(), sizes.end());
@@ -43,7 +43,8 @@ Value convolved(const Value& x, const Value& w, const Geometry& g, const Sizes& 
       g.groups);
 }
 
-/// The gradient of a convolution's input, which a transposed convolution computes. Dimension 1 of `w` has the input's channels.
+/// Computes a transposed convolution, which is also the gradient of a convolution's input. Dimension 1 of `w` has the channels of that
+/// input.
 Value transposed(const Value& y, const Value& w, const Geometry& g, const Sizes& sizes) {
   const auto channels = w.size(1), groups = g.groups, outputs = w.size(0) / groups;
   auto grouped = w.sizes();
@@ -71,7 +72,7 @@ Value transposed(const Value& y, const Value& w, const Geometry& g, const Sizes&
       {.size = {}, .stride = {}, .padding_low = low, .padding_high = high, .base_dilation = g.stride, .dilation = g.dilation}, groups);
 }
 
-/// The gradient of the filter of a convolution, from its input `x` and the gradient `y` of its result.
+/// Computes the gradient of a convolution's filter from the convolution's input `x` and the gradient `y` of its result.
 Value filter_gradient(const Value& x, const Value& y, const Geometry& g, const Type& filter) {
   Sizes high;
   for (size_t i = 0; i < g.spatial(); i++) {
@@ -129,7 +130,7 @@ void convolution_gradient(Call& call) {
 
 // --- windows as columns ---
 
-/// For each place of a kernel and each window along one dimension, the place in the argument.
+/// Returns, for each place of the kernel and each window along one dimension, the place in the argument.
 Value window_places(int64_t kernel, int64_t windows, int64_t dilation, int64_t stride) {
   const Type type{at::kLong, {kernel, windows}};
   const auto along = [&](int64_t d, int64_t step) { return hlo::iota(type, d) * hlo::filled(step, type); };
@@ -196,7 +197,7 @@ void unfold_gradient(Call& call) {
   const auto d = wrapped(along, static_cast<int64_t>(sizes.size()));
   auto order = all_dimensions(g.rank());
   order.pop_back();
-  order.insert(order.begin() + d, g.rank() - 1);  // the place in the window, just before the number of the window
+  order.insert(order.begin() + d, g.rank() - 1);  // puts the place in the window just before the number of the window
   const auto places = window_places(size, g.size(d), 1, step);
   const auto sum = put_along(transpose(g, order), d, sizes[static_cast<size_t>(d)], places);
   call.give_rounded(sum);

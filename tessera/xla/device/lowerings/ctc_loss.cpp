@@ -10,12 +10,12 @@ namespace {
 
 constexpr auto kNever = -std::numeric_limits<double>::infinity();
 
-/// The targets of a batch as states: each label, the blank before it, and the blank after the last.
+/// The targets of a batch as states: a state for each label, for the blank before each label, and for the blank after the last label.
 struct Labels {
   at::Tensor states;    // [batch, state]: the class that the state emits
-  at::Tensor may_skip;  // [batch, state]: whether a path may come from the label before, without the blank between
-  at::Tensor last;      // [batch]: the number of the last state
-  at::Tensor steps;     // [batch]: how many time steps the input has
+  at::Tensor may_skip;  // [batch, state]: whether a path may skip the blank between the previous label and this one
+  at::Tensor last;      // [batch]: the index of the last state
+  at::Tensor steps;     // [batch]: the number of time steps of the input
   int64_t time = 0, batch = 0, count = 0;
 };
 
@@ -31,7 +31,7 @@ Labels labels_of(const at::Tensor& log_probs, const at::Tensor& targets, const s
   int64_t longest = 0;
   for (const auto length : lengths) longest = std::max(longest, length);
   l.count = 2 * longest + 1;
-  // The place of each state's label in the list of targets.
+  // The index of each state's label in `list`, the list of targets.
   std::vector<int64_t> places, lasts;
   std::vector<int64_t> is_label;
   int64_t begin = 0;
@@ -76,7 +76,7 @@ at::Tensor is_end(const Labels& l) {
   return states.eq(last).logical_or(states.eq(last - 1));
 }
 
-/// Alpha: log probabilities of all paths up to a time that end in a state.
+/// Returns alpha: for each time and state, the log probability of all paths from the start to that time that end in that state.
 at::Tensor beginnings(const at::Tensor& emitted, const Labels& l) {
   const auto first = at::arange(l.count, l.last.options()).lt(2).expand({l.batch, l.count});
   auto alpha = at::where(first, emitted[0], kNever).to(emitted.scalar_type());
@@ -88,7 +88,8 @@ at::Tensor beginnings(const at::Tensor& emitted, const Labels& l) {
   return at::stack(all, 1);
 }
 
-/// Beta: log probabilities of all paths from a time on that begin in a state, including that state's own class.
+/// Returns beta: for each time and state, the log probability of all paths from that time to the end that begin in that state, including
+/// the state's own class.
 std::vector<at::Tensor> ends(const at::Tensor& emitted, const Labels& l) {
   std::vector<at::Tensor> all(static_cast<size_t>(l.time));
   auto beta = at::full_like(emitted[0], kNever);
@@ -110,7 +111,7 @@ void ctc_loss(Call& call) {
   const auto time = (l.steps - 1).clamp_min(0).view({-1, 1, 1}).expand({l.batch, 1, l.count});
   const auto final = at::where(is_end(l), alpha.gather(1, time).squeeze(1), kNever).to(alpha.scalar_type());
   auto loss = at::logsumexp(final, 1).neg();
-  // An input without time steps can only stand for the empty text.
+  // An input without time steps can only be aligned with an empty target.
   loss = at::where(l.steps.gt(0), loss, at::where(l.last.gt(0), -kNever, 0.0)).to(alpha.scalar_type());
   call.give({read(loss), read(alpha)});
 }

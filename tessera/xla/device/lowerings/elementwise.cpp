@@ -15,7 +15,7 @@ bool is_float(const Value& x) {
   return c10::isFloatingType(x.element());
 }
 
-/// Leaves whole numbers as they are.
+/// Makes a kernel that rounds. It leaves whole numbers as they are.
 Kernel rounding(const char* name, const char* operation) {
   return elementwise(name, [operation](const Value& x) { return is_float(x) ? unary(operation, x) : x; });
 }
@@ -56,7 +56,7 @@ Value clamped(const Elements& x) {
   return value;
 }
 
-/// A power, also of truth values.
+/// Computes a power, also of bools.
 Value power_of_any(const Elements& x) {
   if (x.element() != at::kBool) return binary("power", x[0], x[1]);
   return convert(binary("power", x.as(0, at::kLong), x.as(1, at::kLong)), at::kBool);
@@ -69,7 +69,7 @@ Value interpolated(const Value& a, const Value& b, const Value& weight) {
   return from + share * (b - a);
 }
 
-/// A power whose exponent is a number: some exponents become products or roots, which are faster and give libtorch's values.
+/// Computes a power whose exponent is a number. Some exponents become products or roots, which are faster and give libtorch's values.
 Value power(const Elements& e) {
   const auto x = e[0];
   const auto exponent = e.call().number(1);
@@ -109,7 +109,7 @@ Value hypotenuse(const Value& a, const Value& b) {
   const auto ratio = small / large;
   const auto length = select(compare("EQ", small, 0), large, large * root(1 + ratio * ratio));
   const auto is_infinite = compare("EQ", x, kInfinity) | compare("EQ", y, kInfinity);
-  return select(is_infinite, kInfinity, length);  // also if the other is NaN
+  return select(is_infinite, kInfinity, length);  // also if the other operand is NaN
 }
 
 Value log_of_sum(const Value& a, const Value& b, double base) {
@@ -120,7 +120,7 @@ Value log_of_sum(const Value& a, const Value& b, double base) {
   return select(same_infinities, a, large + sum);
 }
 
-/// x * of_y, but 0 if x is 0, and NaN if y is NaN. `of_y` is a function of y.
+/// Returns x * of_y, but 0 if x is 0, and NaN if y is NaN. `of_y` is a function of y.
 Value zero_wins(const Value& x, const Value& y, const Value& of_y) {
   return select(is_nan(y), y, select(compare("EQ", x, 0), 0, x * of_y));
 }
@@ -153,13 +153,13 @@ Value log_odds(const Elements& e, size_t epsilon) {
   return logarithm(x / (1 - x));
 }
 
-/// Converts whole numbers to the default dtype here, because libtorch gives no tensor for the result, whose type would show it.
+/// Converts whole numbers to the default dtype here: libtorch passes no tensor for the result, whose dtype would say the type.
 void logit(Call& call) {
   const auto type = fractional(type_of_operands(call));
   call.give(convert(log_odds(Elements(call, hlo::wide(type)), 1), type));
 }
 
-/// Infinite at 0 and -0, with the opposite sign.
+/// The digamma function. It is infinite at 0 and -0, with the opposite sign.
 Value digamma(const Value& x) {
   const auto infinite = select(has_sign(x), fixed(x, kInfinity), -kInfinity);
   return select(compare("EQ", x, 0), infinite, unary("chlo.digamma", x));
@@ -175,7 +175,7 @@ Value log_odds_gradient(const Elements& e) {
 
 Value half_turn_below_zero(const Elements& e) {
   const auto x = e[0];
-  if (!is_float(x)) throw NotLowered();  // the result has another type
+  if (!is_float(x)) throw NotLowered();  // the result for whole numbers has another type
   return select(is_nan(x), x, select(x < 0, fixed(x, std::numbers::pi), 0));
 }
 

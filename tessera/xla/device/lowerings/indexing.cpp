@@ -9,7 +9,7 @@
 namespace tessera::xla {
 namespace {
 
-/// The permutation that puts one dimension first.
+/// Returns the permutation that puts dimension `d` first.
 Sizes with_first(int64_t d, int64_t rank) {
   auto order = all_dimensions(rank);
   std::rotate(order.begin(), order.begin() + d, order.begin() + d + 1);
@@ -21,21 +21,22 @@ Value from_start(const Value& places, int64_t size) {
   return select(places < 0, places + size, places);
 }
 
-/// The meaning of an index outside of its dimension: the nearest element, or none. Lowerings flatten dimensions to one list, in which such an
-/// index would name an element of another row.
+/// What an index outside of its dimension names: the nearest element, or none. It would otherwise name an element of another row, because
+/// lowerings flatten dimensions to one list.
 enum class Outside { Nearest, Nowhere };
 
 Value nearest_inside(const Value& indices, int64_t size) {
   return largest(smallest(indices, size - 1), 0);
 }
 
-/// Replaces the place of each index outside of its dimension by the end of the list, where a scatter writes nothing.
+/// Replaces the place of each index outside of its dimension by `end`, the end of the list, where a scatter writes nothing.
 Value nowhere_if_outside(const Value& places, const Value& indices, int64_t size, int64_t end) {
   const auto is_outside = (indices < 0) | (indices >= size);
   return select(is_outside, end, places);
 }
 
-/// For each element of `indices`, a place in the flattened list: the element's own position, but its value along `dimension`.
+/// Returns, for each element of `indices`, a place in the flattened tensor. Its coordinates are those of the element itself, except along
+/// `dimension`, where the element's value is the coordinate.
 Value places_along(const Value& indices, const Sizes& sizes, int64_t dimension, Outside outside) {
   const auto size = sizes[static_cast<size_t>(dimension)];
   const auto inside = outside == Outside::Nearest ? nearest_inside(indices, size) : indices;
@@ -71,7 +72,8 @@ void put(Call& call) {
 
 // --- reductions of elements that go to one place ---
 
-/// Reduces rows of `updates` that go to one place of dimension 0 of `x`. If `keeps_self`, the value of `x` there counts as one of them.
+/// Reduces the rows of `updates` that have the same place in dimension 0 of `x`. If `keeps_self`, the row of `x` at this place is one of
+/// the reduced rows.
 Value put_reduced(const Value& x, const Value& places, const Value& updates, std::string_view reduce, bool keeps_self) {
   const bool mean = reduce == "mean";
   const auto combine = reduce == "sum" || reduce == "add" || mean ? Combine::Add
@@ -123,7 +125,8 @@ void scatter_reduced(Call& call) {
 
 // --- whole rows of one dimension ---
 
-/// Calls `change` with the tensor, the places and the rows, with the indexed dimension first in the tensor and the rows.
+/// Gives the result of `change`, which gets the tensor, the places and the rows. The tensor and the rows are transposed so that the indexed
+/// dimension is their first.
 template <class Change>
 void change_rows(Call& call, at::ScalarType element, const Change& change) {
   const auto x = with_a_dimension(call.value(0, element));
@@ -174,14 +177,15 @@ void masked_scatter(Call& call) {
   call.give(reshape(select(mask, picked, flat(x)), x.sizes()));
 }
 
-/// The meaning of a list of index tensors: the dimensions that they take, and the rows that they name.
+/// A list of index tensors in the form of one gather of rows: the indexed dimensions are put first and flattened to rows, and `places`
+/// names a row for each index.
 struct Indexed {
-  Sizes order;   // of the tensor's dimensions: those with indices first
-  Sizes rest;    // sizes of the others
-  Sizes common;  // the shape of all index tensors together
+  Sizes order;   // the tensor's dimensions, those with indices first
+  Sizes rest;    // sizes of the dimensions without indices
+  Sizes common;  // the shape to which all index tensors are broadcast
   int64_t rows = 1;
-  int64_t before = 0;  // dimensions of the result before those of the indices
-  Value places;        // rows, in the common shape
+  int64_t before = 0;  // how many dimensions of the result come before those of the indices
+  Value places;        // the row that each index names, in the shape `common`
 };
 
 Indexed indexed(const Value& x, const c10::IValue& list, Outside outside) {

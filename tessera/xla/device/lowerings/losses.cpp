@@ -12,7 +12,7 @@ Value reduced(const Value& each, int64_t reduction) {
   return reduction == kNone ? each : reduction == kMean ? mean_of(each, all) : hlo::sum(each, all);
 }
 
-/// A loss of pairs of elements. `reduction` is the index of the argument that says how the losses of all pairs are reduced.
+/// Lowers a loss of pairs of elements. `reduction` is the index of the argument that says how the losses of all pairs are reduced.
 template <class Each>
 Lowering loss(size_t reduction, Each each) {
   return [=](Call& call) {
@@ -21,7 +21,8 @@ Lowering loss(size_t reduction, Each each) {
   };
 }
 
-/// The gradient of such a loss: `slope` is the derivative of the loss with respect to its input, and argument 0 is the gradient of the loss.
+/// Lowers the gradient of such a loss: `slope` is the derivative of the loss with respect to its input, and argument 0 is the gradient of
+/// the loss.
 template <class Slope>
 Lowering loss_gradient(size_t reduction, Slope slope) {
   return [=](Call& call) {
@@ -80,7 +81,7 @@ Classes classes_of(const Value& x) {
   return {dimension, all_but(x.rank(), dimension)};
 }
 
-/// The target class of each row, unless it is ignored, and the weights of classes.
+/// `chosen` is true at the target class of each row, unless that class is ignored; `weights` has the weight of each element's class.
 struct Targets {
   Value chosen, weights;  // of the shape of x
 };
@@ -148,7 +149,7 @@ void multi_margin_loss(Call& call) {
   call.give_rounded(reshape(reduced(each, reduction), reduction == kNone ? c10::IntArrayRef(call.tensor(1).sizes()) : c10::IntArrayRef{}));
 }
 
-/// The gradient of the loss for each row.
+/// Returns the gradient of each row's loss, in the shape of x.
 Value row_gradients(const Call& call, const Value& x, int64_t reduction) {
   auto g = call.wide_value(0);
   if (reduction == kMean) g = g / x.size(0);
@@ -167,7 +168,7 @@ Value any_along(const Value& truth, int64_t d) {
   return reduce(truth, Combine::Or, hlo::constant(0, at::kBool), {d});
 }
 
-/// A one-hot vector over the classes for each place of the target: {row, place, class}. All places from the first -1 on have zeros.
+/// Returns a one-hot vector over the classes for each place of the target: {row, place, class}. All places from the first -1 on have zeros.
 Value named_classes(const Value& x, const Value& target) {
   const Sizes pairs{x.size(0), x.size(1), x.size(1)};
   const Type places{at::kLong, pairs};

@@ -34,7 +34,7 @@ void arange(Call& call) {
   const auto& out = *call.out();
   const auto start = call[0].toScalar(), end = call[1].toScalar(), step = call[2].toScalar();
   check_progression(out, start, end, step);
-  // Counts as libtorch does: in doubles, except for long results, whose large numbers doubles would round.
+  // Computes the count as libtorch does: in doubles, except for long results, whose large numbers doubles would round.
   const auto count = out.scalar_type() == at::kLong
                          ? (end.toLong() - start.toLong() + step.toLong() + (step.toLong() > 0 ? -1 : 1)) / step.toLong()
                          : static_cast<int64_t>(std::ceil((end.toDouble() - start.toDouble()) / step.toDouble()));
@@ -89,7 +89,7 @@ Lowering triangle(const char* direction) {
   };
 }
 
-/// Row and column of each place on one side of a diagonal.
+/// Makes a list of the row and the column of each place on one side of a diagonal.
 Lowering triangle_places(bool (*is_inside)(int64_t above)) {
   return [is_inside](Call& call) {
     TORCH_CHECK(call.integer(0) >= 0 && call.integer(1) >= 0, "numbers of rows and columns must not be negative, got ", call.integer(0),

@@ -16,7 +16,7 @@ struct Divided {
   }
 };
 
-/// The gradient of the input, from the gradient `g` of the normalized values `normal`.
+/// Returns the gradient of the input, from the gradient `g` of the normalized values `normal`.
 Value through_norm(const Value& g, const Value& normal, const Value& inverse, const Sizes& d) {
   const auto along = spread(mean_of(g, d), g, d) + normal * spread(mean_of(g * normal, d), g, d);
   return inverse * (g - along);
@@ -65,8 +65,8 @@ void update_running(const Call& call, size_t which, const Value& now, double mom
   write(call.tensor(which), before * hlo::full(1 - momentum, before.type()) + now * hlo::full(momentum, now.type()));
 }
 
-/// `training` is the index of the argument that says whether the batch's own mean and variance are used; momentum and epsilon follow it. If
-/// the operator has the running mean and variance, they come before it.
+/// `training` is the index of the argument that says whether the batch's own mean and variance are used. Momentum and epsilon follow this
+/// argument; the running mean and variance, if the operator has them, come before it.
 Lowering batch_norm(size_t training) {
   return [=](Call& call) {
     const auto type = call.tensor(0).scalar_type();

@@ -25,7 +25,7 @@ void topk(Call& call) {
   call.give({first(values), first(places)});
 }
 
-/// One element of a sorted dimension for each row.
+/// One element of each sorted row: its value, and its place in the row before sorting.
 struct Picked {
   Value value, place;
 };
@@ -36,7 +36,7 @@ Picked picked(const Value& values, const Value& places, int64_t d, const Value& 
           hlo::sum(select(here, places, 0), {d})};
 }
 
-/// Picks an element of each sorted row: `which` returns its place for the sorted values.
+/// Gives one element of each row. `which` gets the sorted rows, and returns the place of the element in each.
 template <class Which>
 void pick(Call& call, const Value& x, int64_t d, bool keep, const Which& which) {
   const auto [values, places] = sort(x, d, hlo::Order::Ascending);
@@ -64,8 +64,8 @@ void kth_value(Call& call) {
 
 enum class WithNan { Median, Ignored };
 
-/// The place of the median, which is the lower of two elements in the middle. NaN is sorted last. WithNan::Ignored takes the middle of the
-/// numbers, WithNan::Median the first NaN if there is one.
+/// Returns the place of the median in each sorted row, in which NaN comes last. Of two elements in the middle, the lower one is the median.
+/// WithNan::Ignored takes the middle of the numbers, WithNan::Median the first NaN if there is one.
 Value middle_of(const Value& sorted, int64_t d, WithNan nan) {
   const auto size = sorted.size(d);
   const auto is_number =
@@ -92,7 +92,7 @@ Lowering median(WithNan nan) {
   };
 }
 
-/// Gives, for each value, how many of the sorted numbers come before it.
+/// Gives, for each value, how many of the sorted numbers are smaller or, if `right`, smaller or equal.
 void give_counts(Call& call, const Value& sorted, const Value& values, bool right, bool as_int) {
   // Broadcasts sorted rows against the values, which get one more dimension.
   auto pairs = values.sizes();
@@ -151,7 +151,7 @@ void log_of_running_sum(Call& call) {
   call.give_rounded(result[0]);
 }
 
-/// Of equal elements, the last one counts.
+/// Lowers cummax and cummin. Of equal elements, the last one gives the index.
 Lowering running_extreme(const char* direction) {
   return [=](Call& call) {
     const auto x = with_a_dimension(call.value(0));

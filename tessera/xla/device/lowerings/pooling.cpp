@@ -10,13 +10,13 @@ namespace tessera::xla {
 namespace {
 
 struct Pool {
-  size_t first;  // of the dimensions that are pooled, which are the last ones
+  size_t first;  // the first pooled dimension; the pooled dimensions are the last ones
   Sizes kernel;
   hlo::Window window;
 };
 
-/// Reads the arguments from `first` on: the kernel, the stride, the padding, the dilation if the operator has one, and whether windows may
-/// reach over the end.
+/// Reads the arguments from `first` on: the kernel, the stride, the padding, the dilation if the operator has one, and ceil_mode, which
+/// says whether windows may reach over the end.
 Pool pool_of(const Call& call, const Sizes& sizes, size_t spatial, size_t first, bool has_dilation = false) {
   const auto rank = sizes.size();
   Pool p{.first = rank - spatial,
@@ -40,7 +40,7 @@ Pool pool_of(const Call& call, const Sizes& sizes, size_t spatial, size_t first,
     if (!reaches_over) continue;
     const auto reach = dilation[i] * (p.kernel[i] - 1) + 1, room = sizes[d] + 2 * padding[i] - reach;
     auto count = (room + stride[i] - 1) / stride[i] + 1;
-    if ((count - 1) * stride[i] >= sizes[d] + padding[i]) count--;  // the last window must begin inside
+    if ((count - 1) * stride[i] >= sizes[d] + padding[i]) count--;  // the last window must begin in the input or in the padding before it
     p.window.padding_high[d] += std::max<int64_t>(0, (count - 1) * stride[i] - room);
   }
   return p;
@@ -83,7 +83,7 @@ struct Largest {
   }
 };
 
-/// The most places of a window that is lowered, because each place takes operations of its own. Larger windows run on the CPU.
+/// The most places that a lowered window may have, because each place adds operations to the program. Larger windows run on the CPU.
 constexpr int64_t kMostPlaces = 256;
 
 void expect_few_places(const Sizes& window) {

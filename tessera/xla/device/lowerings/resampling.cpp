@@ -94,7 +94,7 @@ Taps cubic(const Grid& grid) {
   return taps;
 }
 
-/// Stretches the kernel with the step between places, so that no place of a larger argument is left out.
+/// Stretches the kernel if the result has fewer places than the argument, so that no place of the argument is left out.
 Taps antialiased(const Grid& grid, double reach, double (*kernel)(double)) {
   const auto scale = static_cast<double>(grid.scale), stretch = std::max(scale, 1.0), support = reach * stretch;
   auto taps = empty_taps(static_cast<size_t>(std::ceil(support)) * 2 + 1, grid.results);
@@ -133,8 +133,8 @@ Value mapped(Way way, const Value& x, int64_t d, int64_t size, const Taps& taps)
   return way == Way::Forward ? resampled(x, d, taps) : resampled_gradient(x, d, size, taps);
 }
 
-/// Argument 1 has the sizes of the forward result; of a gradient, argument 2 has the sizes of the forward input. After them come the flag that
-/// aligns corners, if the operator has one, and the scales.
+/// Argument 1 has the sizes of the forward result and, for a gradient, argument 2 the sizes of the forward input. The next arguments are
+/// align_corners, if the operator has it, and the scales.
 Lowering upsampling(Way way, Corners corners, MakeTaps make) {
   return [=](Call& call) {
     auto x = call.wide_value(0);
