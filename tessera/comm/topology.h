@@ -8,8 +8,8 @@ namespace tessera {
 
 /// A value. Hosts are numbered in the order of their first ranks.
 ///
-/// Transports with SumOrder::Defined add first over the ranks of each host, in rank order, then over the hosts, in host order. A sum that
-/// is first computed within hosts and then across them therefore has the same bits as a sum that one rank computes alone.
+/// Transports with SumOrder::Defined add the values of each host's ranks, in rank order, and then the sums of the hosts, in host order. So
+/// it makes no difference to the bits whether each host sends its sum, or each rank sends its values to the rank that adds.
 class Topology {
  public:
   /// `host_of[r]`: any number that identifies the host of rank r.

@@ -189,10 +189,10 @@ class Trainer {
   /// The contents that save_state saves, for checkpoint::save or an AsyncSaver; load_state loads their checkpoints, too. Throws UsageError in
   /// the same cases as save_state, and if several models are prepared.
   checkpoint::Contents contents() const;
-  /// Loads a state that save_state or Accelerate has saved, on any number of ranks. If the global batch size changed, the step count is
-  /// rescaled, so that learning rates end with the data; lr() is then the learning rate of the last step. Warns about Accelerate state that
-  /// is not restored. If anything does not fit, throws and changes nothing, except that, of several models, those before the error stay
-  /// loaded. Collective.
+  /// Loads a state that save_state or Accelerate has saved, on any number of ranks. If the global batch size changed, converts the number
+  /// of steps to batches of the new size, so that a schedule of learning rates still ends when the data does. lr() then returns the rate of
+  /// the last step. Warns about Accelerate state that is not restored. If anything does not fit, throws and changes nothing, except that
+  /// if there are several models, those before the error stay loaded. Collective.
   void load_state(const std::filesystem::path& folder);
   /// Makes checkpoints refer to a base model for all that is frozen: from now on save_state leaves the frozen values out, and load_state
   /// expects the model to have the same frozen values. Collective.

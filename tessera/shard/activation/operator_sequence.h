@@ -15,7 +15,7 @@ namespace tessera::activation {
 /// When a recomputation may leave out an operator.
 enum class MaySkip {
   Never,    // it draws random numbers, or changes memory that is not the segment's, of which a recomputation changes a copy
-  IfAsked,  // its results depend on inputs, so the program must have asked is_recompute()
+  IfAsked,  // its results depend on the segment's inputs, so only a program that has called is_recompute() leaves it out on purpose
   Always,   // its results are constants, which the program may keep
 };
 

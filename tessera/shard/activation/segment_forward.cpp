@@ -121,7 +121,7 @@ void SegmentForward::note_results(const Stack& stack, size_t base, const std::ve
     if (storage == nullptr) return;
     const bool is_new = std::ranges::find(operands, storage, storage_of) == operands.end();
     for (auto* pass = this; pass != nullptr; pass = pass->outer_) {
-      // The sets may still have an entry of an earlier storage at the same address.
+      // A new storage may lie at the address of a freed one; the entries of the freed one are then removed.
       const auto depends = [pass](const at::Tensor& operand) { return pass->from_inputs_.contains(storage_of(operand)); };
       if (std::ranges::any_of(operands, depends)) {
         pass->from_inputs_.insert(storage);

@@ -442,7 +442,8 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagingKey);
   if (may_be_deferred() && record(handle, op, below, stack)) return;
   if (op.weight && ran_replacement(op, *stack)) return;
-  // A task that a watched thread has started inherits the thread's dispatch keys, but is not watched.
+  // While a thread has a Watcher, its keys include the paging key, so that all its operators come here, also those without paged operands.
+  // A task that such a thread starts inherits the keys, so its operators come here, too, but no Watcher sees them.
   const bool sees_all = c10::impl::tls_is_dispatch_key_included(kPagingKey);
   if (sees_all && opens(op, below)) return handle.redispatchBoxed(below, stack);
   const auto paged = paged_operands(op, *stack);
