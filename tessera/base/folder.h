@@ -40,7 +40,7 @@ bool is_there(const std::filesystem::path& path);
 /// Whether there is a folder of this name. In a Storage, names before a slash are folders.
 bool is_folder(const std::filesystem::path& path);
 
-/// The size of a file in bytes, or nothing if there is no such file.
+/// Returns the size of a file in bytes, or nothing if the file does not exist.
 std::optional<uint64_t> size_of_file(const std::filesystem::path& path);
 
 /// Removes a file, or a folder with all that is in it. Does nothing if there is none. Throws IoError if it can't.

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// The functions record_... do nothing if there is no launcher, or if the record can't be written.
+// The functions record_... do nothing without a launcher, or if the record can't be written.
 
 /// Records that `rank` begins to wait for the other ranks of a world that it joins.
 void record_start(int rank) noexcept;

@@ -38,7 +38,7 @@ template <class Module>
 class BasicModuleRef {
  public:
   BasicModuleRef(Module& module) : module_(&module) {}  // NOLINT(google-explicit-constructor)
-  /// Throws UsageError if there is no module in the holder.
+  /// Throws UsageError if the holder is empty.
   template <detail::Holder T>
     requires requires(const T& holder) {
       { detail::module_in(holder) } -> std::convertible_to<Module*>;

@@ -165,7 +165,7 @@ class StateLoader {
   }
 
  private:
-  /// What the state in an entry belongs to: a part of a shard, or a parameter in no unit. `name` is the first name of a tied parameter.
+  /// The owner of the state in an entry: a part of a shard, or a parameter in no unit. `name` is the first name of a tied parameter.
   struct Target {
     const LocalPart* part = nullptr;
     std::string name = {};

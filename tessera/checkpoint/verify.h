@@ -25,7 +25,7 @@ struct VerifyOptions {
 /// the checkpoint can't be read at all. Collective.
 std::optional<std::string> damage_in(const std::filesystem::path& path, const Communicator& world);
 
-/// Verifies all checksums of a checkpoint of any format. Throws IoError if there is no checkpoint, or an incomplete one.
+/// Verifies all checksums of a checkpoint of any format. Throws IoError if the checkpoint is missing or incomplete.
 Verified verify(const std::filesystem::path& path, const VerifyOptions& options = {});
 
 }  // namespace tessera::checkpoint

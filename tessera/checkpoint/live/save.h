@@ -40,7 +40,8 @@ class Save {
   /// Leaves the folder where it is, because other ranks may still write into it.
   void abandon();
 
-  /// What errors of one rank say on other ranks: before commit(), and during it, when the folder may have its final name already.
+  /// The text that other ranks put before an error of one rank: before commit(), and during it, when the folder may already have its final
+  /// name.
   std::string failure() const;
   std::string commit_failure() const;
 

@@ -63,7 +63,7 @@ struct RankRecord {
   std::map<std::string, std::string> notes = {};
   BaseRecord base = {};
   std::string adapters = {};  // described in words; empty if the model has none
-  /// What the file was written with, for people to read: the versions of the libraries, the layout and the mesh.
+  /// How the file was written, for people to read: the versions of the libraries, the layout and the mesh.
   std::map<std::string, std::string> origin = {};
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankRecord, rank, ranks, save, parts, state, whole, buffers, beside, by_rank, aliases, optimizer,

@@ -66,7 +66,7 @@ std::string ask_line(const Question& question) {
   return *line;
 }
 
-/// Returns the value of the choice whose number, counted from 1, is the text; returns the text itself if it is no such number.
+/// Returns the value of the choice whose number, counted from 1, is the text; returns the text itself if it is not the number of a choice.
 std::string value_at(const Question& question, const std::string& text) {
   const auto number = config::to_integer(text).value_or(0);
   if (number < 1 || number > std::ssize(question.choices)) return text;

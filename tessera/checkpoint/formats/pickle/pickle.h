@@ -52,8 +52,8 @@ class Value {
       return found == nullptr ? nullptr : found->get();
     }
   }
-  /// Returns the value of this key in a dict; the item of a list or a tuple, or an object's argument, at this index. Returns None if there
-  /// is no such value.
+  /// Returns the value of this key in a dict; the item of a list or a tuple, or an object's argument, at this index. Returns None if the
+  /// value does not exist.
   const Value& operator[](std::string_view key) const;
   const Value& operator[](size_t place) const;
   /// The items of a list or a tuple; nullptr for other values.
