@@ -28,6 +28,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Ended ckpt(const std::string& verb, const std::vector<std::string>& arguments) {
   std::string command = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
@@ -130,6 +131,15 @@ TEST_F(Ckpt, SaysWhatIsThereInstead) {
   EXPECT_EQ(ended.status, 1);
   EXPECT_THAT(ended.output,
               AllOf(HasSubstr("none called nett-step-N"), HasSubstr(folder.path().string() + " has net-step-000005, net-step-000020")));
+  EXPECT_THAT(ended.output, HasSubstr("did you mean " + prefix + "? "));
+  const auto mistyped = consolidate({"--ckpt-prefix", prefix + "-step-00020"}).output;
+  EXPECT_THAT(mistyped, HasSubstr("did you mean " + prefix + "-step-000020? "));
+  EXPECT_THAT(ckpt("prune", {folder / "nett", "--keep-last", "1"}).output, HasSubstr("did you mean " + prefix + "? "));
+  for (const auto* other : {"above", "below", "first", "last", "old"})
+    std::filesystem::create_directory(folder / (other + std::string("-step-000001")));
+  EXPECT_THAT(consolidate({"--ckpt-prefix", folder / "nett"}).output, HasSubstr(" has net-step-000005, net-step-000020, "));
+  EXPECT_THAT(consolidate({"--ckpt-prefix", folder / "model"}).output, Not(HasSubstr("did you mean")));
+  EXPECT_THAT(consolidate({"--ckpt-prefix", folder / "old"}).output, Not(HasSubstr("did you mean")));
   EXPECT_THAT(consolidate({"--ckpt-prefix", folder / "a/b"}).output, HasSubstr("there is no folder"));
   EXPECT_EQ(consolidate({}).status, 2);
   write_file(folder / "file", "");
