@@ -244,6 +244,7 @@ class Trouble(Recipe, unittest.TestCase):
         status, said = self.interrupt(lambda launcher, ranks: ranks[1])
         self.assertEqual(status, 137, said)
         self.assertIn("launch: rank 1 was killed by signal 9", said)
+        self.assertIn("--max-restarts N", said)
         self.expect_same_losses_after_going_on()
 
     def test_killed_launcher_leaves_nobody_and_the_run_can_go_on(self):
