@@ -158,7 +158,15 @@ TEST_F(Ckpt, VerifiesEveryFile) {
   EXPECT_EQ(damaged.status, 1);
   EXPECT_THAT(damaged.output, AllOf(HasSubstr("rank-1-of-2.safetensors is damaged: the bytes of '"), HasSubstr("is damaged in 1 place")));
   EXPECT_EQ(ckpt("verify", {"--ckpt-prefix", file}).status, 1);
-  EXPECT_EQ(ckpt("verify", {"--ckpt-prefix", prefix + "-step-000005"}).status, 0);
+  const auto earlier = prefix + "-step-000005";
+  EXPECT_EQ(ckpt("verify", {"--ckpt-prefix", earlier}).status, 0);
+  const auto manifest = read_file(earlier + "/manifest.json");
+  std::filesystem::remove(earlier + "/manifest.json");
+  const auto without_manifest = ckpt("verify", {"--ckpt-prefix", earlier});
+  EXPECT_EQ(without_manifest.status, 0);
+  EXPECT_THAT(without_manifest.output,
+              AllOf(HasSubstr("has all its bytes: 2 files"), HasSubstr("bytes; it has no manifest.json, so only its files")));
+  write_file(earlier + "/manifest.json", manifest);
   auto header = bytes;
   header[9] ^= 1;
   write_file(file, header);
@@ -222,6 +230,8 @@ TEST_F(Ckpt, TellsWrongUsageFromFailure) {
       {{"--to", "zip"}, "--to: 'zip' is not a format; write one of accelerate, dcp, gguf, hub, safetensors"},
       {{"--to", "dcp", "--from", "zip"}, "--from: 'zip' is not a format"},
       {{"--to", "dcp", "--set", "lr"}, "NAME=VALUE"},
+      {{"--to", "dcp", "--set", "lr={}"}, "--set lr={}: the value is not a number"},
+      {{"--to", "dcp", "--set", "lr=fast"}, "--set lr=fast: the value is not a number"},
       {{"--to", "dcp", "--memory", "0"}, "--memory: '0' is not a size"},
       {{"--to", "tessera", "--world", "0"}, "--world: "},
       {{"--to", "tessera", "--world", "1000000"}, "--world: "},
