@@ -202,7 +202,7 @@ TEST(Run, ShowsTheStepsOfTheWholeEpochAlsoAfterBatchesOfAnotherSize) {
     trained(world, {.steps = 3, .prefix = folder / "net"});  // ends after 6 of 12 samples, which are one and a half batches of 4
     ::testing::internal::CaptureStdout();
     trained(world, {.epochs = 1, .prefix = folder / "net", .resume = true}, {}, {}, 0, 4);
-    EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr("epoch 1/1 step 3/3 "));
+    EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr("epoch 1/1 step 3/3"));
   });
 }
 
@@ -218,15 +218,15 @@ TEST(Run, WarnsWhereCheckpointsWithOtherPrefixesAreThere) {
       world.barrier();
       return warnings ? warnings->texts : std::vector<std::string>();
     };
-    EXPECT_THAT(warned("mnist"), ElementsAre());
+    EXPECT_THAT(warned("mnist"), Not(Contains(HasSubstr("starts anew"))));
     begin("zebra");
     const auto texts = warned("minst"), none = warned("minst"), far = warned("other");
     if (!world.is_first()) return;
-    EXPECT_THAT(texts, ElementsAre(AllOf(HasSubstr("minst-step-N to resume from, so the run starts anew"),
-                                         HasSubstr(folder.path().string() + " has checkpoints with the prefixes 'mnist', 'zebra'"),
-                                         HasSubstr("did you mean --ckpt-prefix " + (folder / "mnist").string() + "?"))));
-    EXPECT_THAT(none, ElementsAre());
-    EXPECT_THAT(far, ElementsAre(Not(HasSubstr("did you mean"))));
+    EXPECT_THAT(texts, Contains(AllOf(HasSubstr("minst-step-N to resume from, so the run starts anew"),
+                                      HasSubstr(folder.path().string() + " has checkpoints with the prefixes 'mnist', 'zebra'"),
+                                      HasSubstr("did you mean --ckpt-prefix " + (folder / "mnist").string() + "?"))));
+    EXPECT_THAT(none, Not(Contains(HasSubstr("starts anew"))));
+    EXPECT_THAT(far, Contains(AllOf(HasSubstr("starts anew"), Not(HasSubstr("did you mean")))));
   });
 }
 
