@@ -13,20 +13,6 @@
 namespace tessera {
 namespace {
 
-/// Levenshtein distance: how many letters must be inserted, deleted or replaced to turn one name into the other.
-size_t edit_distance(std::string_view one, std::string_view other) {
-  std::vector<size_t> row(other.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < one.size(); i++) {
-    size_t diagonal = std::exchange(row[0], i + 1);
-    for (size_t j = 0; j < other.size(); j++) {
-      const size_t changed = diagonal + (one[i] == other[j] ? 0 : 1);
-      diagonal = std::exchange(row[j + 1], std::min({row[j] + 1, row[j + 1] + 1, changed}));
-    }
-  }
-  return row.back();
-}
-
 std::string with_each_letter(std::string_view text, int (*change)(int)) {
   std::string result(text);
   std::ranges::transform(result, result.begin(), [&](unsigned char letter) { return change(letter); });
@@ -100,6 +86,19 @@ bool is_utf8(std::string_view text) {
     i += more;
   }
   return true;
+}
+
+size_t edit_distance(std::string_view one, std::string_view other) {
+  std::vector<size_t> row(other.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < one.size(); i++) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < other.size(); j++) {
+      const size_t changed = diagonal + (one[i] == other[j] ? 0 : 1);
+      diagonal = std::exchange(row[j + 1], std::min({row[j] + 1, row[j + 1] + 1, changed}));
+    }
+  }
+  return row.back();
 }
 
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known, std::string_view prefix) {

@@ -42,6 +42,9 @@ std::optional<Number> number_of(std::string_view text) {
 /// Whether a text is UTF-8 as Python writes it: without surrogates.
 bool is_utf8(std::string_view text);
 
+/// Levenshtein distance: how many letters must be inserted, deleted or replaced to turn one name into the other.
+size_t edit_distance(std::string_view one, std::string_view other);
+
 /// The known name that is most like a mistyped one, for "did you mean"; empty if no known name is similar. All names begin with `prefix`.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known, std::string_view prefix = {});
 

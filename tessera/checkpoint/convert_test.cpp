@@ -188,6 +188,10 @@ TEST(Convert, RefusesWhatCanNotBe) {
               AllOf(HasSubstr("which 'lr' its optimizer (tessera::optim::AdamW) had"), HasSubstr(".settings = {{\"lr\", VALUE}}")));
   EXPECT_THAT(refused({.to = Format::Torch, .settings = {{"lr", 0.1}, {"betaz", 1}}}),
               AllOf(HasSubstr("has no setting 'betaz'; it has"), HasSubstr("betas")));
+  EXPECT_THAT(refused({.to = Format::Torch, .settings = {{"lr", "{}"}}}),
+              HasSubstr("the setting 'lr' of tessera::optim::AdamW can't be {}; give a number, such as 0.001"));
+  EXPECT_THAT(refused({.to = Format::Torch, .settings = {{"lr", 0.1}, {"betas", 0.9}}}),
+              HasSubstr("can't be 0.9; give a list, such as [0.9,0.999]"));
   EXPECT_THAT(refused({.from = Format::Dcp}), HasSubstr("is a checkpoint of Tessera, not a folder of torch.distributed"));
   EXPECT_THAT(refused({.world = 0}), HasSubstr("0 ranks"));
   EXPECT_THAT(refused({.memory = 0}), HasSubstr("0 bytes"));

@@ -370,6 +370,9 @@ void write_adapter(const fs::path& folder, const PlainAdapter& adapter, const Ad
 
 namespace {
 
+/// The output layer, and the embeddings that models of Hugging Face tie to it.
+constexpr const char* kEnds[] = {"lm_head.weight", "embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight"};
+
 /// An adapter in files, looked up by the names of the model's tensors that it changes.
 class StoredAdapter {
  public:
@@ -398,11 +401,11 @@ class StoredAdapter {
                      joined(a.sizes()), joined(b.sizes()));
   }
   bool changes(const std::string& name) const { return weights_of(name) != nullptr; }
-  /// Whether this tensor is an embedding with matrices of the adapter, or an output layer that the adapter changes.
+  /// Whether this tensor is an embedding or an output layer, and the adapter has matrices for it or replaces it whole.
   bool changes_end(const std::string& name) const {
     const auto* const weights = weights_of(name);
-    return (weights != nullptr && weights->of_embedding) ||
-           (nn::is_named(name, "lm_head.weight") && (changes(name) || !name_of_whole(name).empty()));
+    const bool is_end = std::ranges::any_of(kEnds, [&](const char* end) { return nn::is_named(name, end); });
+    return (weights != nullptr && weights->of_embedding) || (is_end && (changes(name) || !name_of_whole(name).empty()));
   }
   /// The layers and tensors of the adapter that have fitted no tensor of the model in expect_fit().
   const std::set<std::string>& left() const { return left_; }

@@ -188,6 +188,29 @@ TEST(Peft, MergesIntoNothingThatWouldLoseTheAdapter) {
   EXPECT_THAT(refusal_to_merge(folder, "lm_head", at::kFloat), HasSubstr("both the embeddings and the output layer"));
 }
 
+TEST(Peft, MergesAnEmbeddingThatItReplacesOnlyWhereTheOutputLayerIsAnother) {
+  const Folder folder;
+  torch::nn::Sequential net;
+  net->push_back(std::string("a"), nn::Linear(12, 16));
+  net->push_back(std::string("embed_tokens"), torch::nn::Embedding(16, 12));
+  lora::apply(net, {.r = 2, .layers = {.target_modules = {"a"}}, .modules_to_save = {"embed_tokens"}});
+  save_adapter(net, folder / "adapter", self_world());
+  std::filesystem::create_directories(folder / "base");
+  SafetensorsWriter writer(folder / "base/model.safetensors",
+                           {{.name = "a.weight", .dtype = at::kFloat, .sizes = {16, 12}},
+                            {.name = "embed_tokens.weight", .dtype = at::kFloat, .sizes = {16, 12}}},
+                           {});
+  for (int i = 0; i < 2; i++) writer.write(at::zeros({16, 12}));
+  writer.close();
+  const auto merge = [&] { merge_adapter(folder / "base", folder / "adapter", folder / "out"); };
+  write_file(folder / "base/config.json", R"({"tie_word_embeddings": true})");
+  EXPECT_THAT(message_of<UsageError>(merge), HasSubstr("'embed_tokens.weight' is both the embeddings and the output layer"));
+  write_file(folder / "base/config.json", R"({"tie_word_embeddings": false})");
+  merge();
+  const auto embedding = net->named_parameters()["embed_tokens.weight"];
+  EXPECT_TRUE(at::equal(SafetensorsFile(folder / "out/model.safetensors").read("embed_tokens.weight"), embedding));
+}
+
 TEST(Peft, MergesAnAdapterOnceIntoAFolder) {
   const Folder folder;
   refusal_to_merge(folder, "a", at::kChar);  // called to write the adapter

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <limits>
 #include <random>
+#include <set>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
@@ -83,6 +84,14 @@ std::vector<StepFolder> step_folders(const fs::path& prefix) {
     found.push_back(*last);
   std::ranges::sort(found, {}, &StepFolder::step);
   return found;
+}
+
+std::vector<std::string> prefixes_in(const fs::path& folder) {
+  std::set<std::string> prefixes;
+  for (const auto& name : names_in(folder).value_or(std::vector<std::string>())) {
+    if (const auto prefix = prefix_of(name)) prefixes.insert(prefix->string());
+  }
+  return {prefixes.begin(), prefixes.end()};
 }
 
 std::optional<std::string> why_incomplete(const fs::path& folder) {

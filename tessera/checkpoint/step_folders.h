@@ -24,6 +24,9 @@ struct StepFolder {
 /// Returns all folders PREFIX-step-N, sorted by step. Throws IoError if their parent folder can't be read.
 std::vector<StepFolder> step_folders(const std::filesystem::path& prefix);
 
+/// Returns the prefixes of the checkpoints in the folder, without the folder and sorted. Throws IoError if the folder can't be read.
+std::vector<std::string> prefixes_in(const std::filesystem::path& folder);
+
 enum class Check { Sizes, Checksums };
 /// Returns the complete checkpoint PREFIX-step-N with the largest N, or nothing if there is none. Skips newer folders that are
 /// incomplete or damaged, with a warning that says why. Only Check::Checksums, which reads every byte, finds damage inside files;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/stored/manifest.h"
 #include "tessera/comm/groups/all_or_none.h"
@@ -37,6 +38,7 @@ Verified verify(const std::filesystem::path& path, const VerifyOptions& options)
   const auto& catalog = stored.catalog();
   result.files = static_cast<int64_t>(catalog.files.size());
   result.faults = catalog.faults;
+  result.without_manifest = is_folder(path) && format_of(path) == Format::Tessera && !is_there(path / kManifestFile);
   std::map<std::pair<size_t, uint64_t>, uint64_t> checked;  // the end of each range of bytes with a checksum, by its file and beginning
   for (const auto& bytes : catalog.checksums) {
     auto& end = checked[{bytes.file, bytes.begin}];

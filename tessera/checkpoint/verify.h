@@ -14,6 +14,7 @@ namespace tessera::checkpoint {
 struct Verified {
   int64_t files = 0, tensors = 0, bytes = 0;
   int64_t without_checksum = 0;          // tensors without a checksum, from an older version or another program
+  bool without_manifest = false;         // a checkpoint of Tessera without manifest.json, which is judged by the headers of its files
   std::vector<std::string> faults = {};  // what is damaged, with file and tensor; empty if all is well
 };
 

@@ -90,7 +90,13 @@ TEST(CommandLine, NamesTheFlagThatWasMeant) {
                         {{"launch", "--config", "f", "true"}, "(did you mean --config-file?)"},
                         {{"launch", "--port", "1", "true"}, "(did you mean --master-port?)"},
                         {{"launch", "--precision", "bf16", "true"}, "(did you mean --mixed-precision?)"},
+                        {{"launch", "--ranks", "2", "true"}, "(did you mean --nproc-per-node?)"},
                         {{"ckpt", "verify", "--prefix", "p"}, "(did you mean --ckpt-prefix?)"},
+                        {{"ckpt", "reshard", "a", "b", "--ranks", "3"}, "'--ranks 3' (did you mean --world?)"},
+                        {{"ckpt", "reshard", "a", "b", "-n", "3"}, "(did you mean --world?)"},
+                        {{"ckpt", "reshard", "a", "b", "--first-notes"}, "(did you mean --notes-of-first-rank?)"},
+                        {{"ckpt", "reshard", "a", "b", "--first-rank"}, "there is no flag '--first-rank'; tessera ckpt reshard --help"},
+                        {{"test", "--world", "2"}, "(did you mean --ranks?)"},
                         {{"--verison"}, "(did you mean --version?)"}};
   for (const auto& line : meant) {
     const auto ended = tessera(line.arguments);

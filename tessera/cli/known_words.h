@@ -3,11 +3,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <concepts>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -49,25 +51,35 @@ inline std::string help_command(const CLI::App& command) {
   return text;
 }
 
-/// Returns the known flag that a person may have meant: -n for -np, --nproc-per-node for --nprocs, --max-restarts for --restarts. Empty if
-/// none is near.
+/// The flags by which Tessera's commands and other launchers say a number of ranks.
+inline constexpr std::array<std::string_view, 10> kRankCounts = {"--nproc-per-node", "--world", "--ranks",  "--world-size", "--num-ranks",
+                                                                 "--num-processes",  "--nproc", "--nprocs", "--np",         "-n"};
+
+/// Returns the known flag that a person may have meant: -n for -np, --nproc-per-node for --nprocs, --max-restarts for --restarts, --world
+/// for --ranks. Empty if none is near.
 inline std::string nearest_flag(const std::string& given, const std::vector<std::string>& known) {
-  if (!given.starts_with("--")) {
-    const std::string lower = {'-', static_cast<char>(std::tolower(static_cast<unsigned char>(given[1])))};
-    return std::ranges::find(known, lower) != known.end() ? lower : std::string();
+  const auto is_known = [&](std::string_view name) { return std::ranges::find(known, name) != known.end(); };
+  const auto lower = given.substr(0, 1) + static_cast<char>(std::tolower(static_cast<unsigned char>(given[1])));
+  if (!given.starts_with("--") && is_known(lower)) return lower;
+  if (auto nearest = given.starts_with("--") ? nearest_name(given, known, "--") : std::string(); !nearest.empty()) return nearest;
+  if (std::ranges::find(kRankCounts, given == "-np" ? "-n" : given) != kRankCounts.end()) {
+    if (const auto* const same = std::ranges::find_if(kRankCounts, is_known); same != kRankCounts.end()) return std::string(*same);
   }
-  if (auto nearest = nearest_name(given, known, "--"); !nearest.empty()) return nearest;
   const auto words_in = [](const std::string& name) {
     auto words = CLI::detail::split(name.substr(2), '-');
     for (auto& word : words) word = word.substr(0, word.size() - (word.size() > 2 && word.ends_with('s') ? 1 : 0));
     return words;
   };
+  if (!given.starts_with("--")) return {};
   const auto wanted = words_in(given);
   std::string best;
   for (const auto& name : known) {
     const auto words = name.starts_with("--") ? words_in(name) : std::vector<std::string>();
     const auto has = [&](const std::string& word) { return std::ranges::find(words, word) != words.end(); };
-    if (std::ranges::all_of(wanted, has) && (best.empty() || words.size() < words_in(best).size())) best = name;
+    // --notes-of-first-rank is about notes, so --first-rank does not mean it.
+    const auto begin = words.begin(), of = std::ranges::find(words, "of");
+    const bool is_about_it = std::any_of(begin, of, [&](const auto& word) { return std::ranges::find(wanted, word) != wanted.end(); });
+    if (std::ranges::all_of(wanted, has) && is_about_it && (best.empty() || words.size() < words_in(best).size())) best = name;
   }
   return best;
 }

@@ -16,8 +16,8 @@ inline void add_run_flags(CLI::App& app, train::RunOptions& run, std::vector<std
   app.add_option("--num-epochs", run.epochs, "How often to go through the training set")
       ->default_str(run.epochs ? std::to_string(*run.epochs) : "")
       ->check(from_to(0, 1'000'000));
-  app.add_option("--max-steps", run.steps, "End after so many steps, even within an epoch")->check(from_to(0, 1'000'000'000));
-  app.add_option("--ckpt-prefix", run.prefix, "Save after every epoch, as P-step-N")->type_name("P");
+  app.add_option("--max-steps", run.steps, "End after so many steps, even within an epoch")->check(from_to(1, 1'000'000'000));
+  app.add_option("--ckpt-prefix", run.prefix, "Save after every epoch, as P-step-N after N steps")->type_name("P");
   app.add_flag("--resume", run.resume, "Resume from the newest checkpoint under the prefix, if there is one")->needs("--ckpt-prefix");
   app.add_option("--save-steps", run.save_every, "Also save every so many steps")->check(from_to(1, 1'000'000'000))->needs("--ckpt-prefix");
   app.add_flag("--save-beside", run.save_beside, "Continue training while a checkpoint is written")->needs("--ckpt-prefix");
@@ -25,7 +25,10 @@ inline void add_run_flags(CLI::App& app, train::RunOptions& run, std::vector<std
          "--keep", [&run](int last) { (run.keep ? *run.keep : run.keep.emplace()).last = last; }, "How many of the newest checkpoints to keep")
       ->check(from_to(1, 1'000'000))
       ->needs("--ckpt-prefix");
-  app.add_option("--log-steps", run.report_every, "Steps between two reports")->capture_default_str()->check(from_to(1, 1'000'000));
+  app.add_option("--log-steps", run.report_every,
+                 "After every so many steps, report the loss and other numbers: to the progress bar, and to --metrics")
+      ->capture_default_str()
+      ->check(from_to(1, 1'000'000));
   app.add_option("--metrics", metrics,
                  "Where to write the numbers of each report: FILE.jsonl, FILE.csv, or a folder for TensorBoard; may be repeated")
       ->type_name("FILE")

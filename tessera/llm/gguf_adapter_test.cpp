@@ -5,12 +5,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/gguf/gguf.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/peft.h"
 #include "tessera/llm/gguf_model.h"
+#include "tessera/nn/layer_choice.h"
 #include "tessera/nn/lora.h"
 #include "tests/testing/folder.h"
 #include "tests/testing/net.h"
@@ -84,7 +87,13 @@ TEST(GgufAdapter, GoesThereAndBack) {
     }
     // A model can load the adapter with the options that are read, which have the rank of each layer.
     models::LlamaForCausalLM model(config);
-    lora::apply(model, checkpoint::read_adapter_config(folder / "back"));
+    const auto options = checkpoint::read_adapter_config(folder / "back");
+    for (const auto& [layer, weights] : before.layers) {
+      auto other = layer;
+      std::ranges::replace(other, '.', '_');
+      for (const auto& [pattern, rank] : options.rank_pattern) EXPECT_FALSE(nn::matches(other, pattern)) << pattern << " matches " << other;
+    }
+    lora::apply(model, options);
     checkpoint::load_adapter(model, folder / "back");
     // A second conversion there and back gives the same bytes.
     llm::write_gguf_adapter(folder / "back", folder / "back.gguf", folder / "base");

@@ -240,6 +240,7 @@ at::Tensor clip_grad_norm(std::span<const at::Tensor> listed, double max_norm, c
   return norm;
 }
 
+/// Sends nothing of its own, so ranks need not all call it, and an error about ranks must not name this call (Calling).
 void clip_grad_value(std::span<const at::Tensor> parameters, double clip_value) {
   expect_idle("clip_grad_value");
   if (!(clip_value >= 0)) throw UsageError("clip_grad_value: {} is not a bound; give a number of at least 0", clip_value);

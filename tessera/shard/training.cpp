@@ -22,6 +22,8 @@ void skip_units(std::vector<std::shared_ptr<Unit>> skipped) {
   expect_idle("skip_step");
   for (const auto& unit : skipped) expect_synced(*unit);
   std::erase_if(skipped, has_no_gradient);
+  // Not committed: torch::optim may still write parameters of these units, so the version is published at this rank's next read, as after a
+  // step of torch::optim.
   const WriteGuard guard(skipped, WriteKind::Skip);
 }
 

@@ -94,7 +94,7 @@ void Run::go_on() {
       throw ConfigError("none of {} under {} can be loaded, for the reasons above; remove or rename them to start anew",
                         counted(damaged, "checkpoint"), options_.prefix);
     }
-    if (resumes) say(fmt::format("no checkpoint {}-step-N yet, starting anew", options_.prefix.string()));
+    if (resumes && trainer_.is_main_process()) say_that_it_begins_anew();
     return;
   }
   if (!resumes) {
@@ -103,6 +103,22 @@ void Run::go_on() {
   }
   load(*newest);
   say(fmt::format("resuming from {}", last_->string()));
+}
+
+void Run::say_that_it_begins_anew() {
+  const auto& prefix = options_.prefix;
+  const auto folder = prefix.has_parent_path() ? prefix.parent_path() : std::filesystem::path(".");
+  auto others = checkpoint::prefixes_in(folder);
+  if (others.empty())
+    return say(
+        fmt::format("no checkpoint {}-step-N yet, and none of another prefix in {}; starting anew", prefix.string(), folder.string()));
+  const auto given = prefix.filename().string();
+  const auto nearest = nearest_name(given, others);
+  const auto meant = nearest.empty() ? "" : fmt::format("; did you mean --ckpt-prefix {}?", (prefix.parent_path() / nearest).string());
+  std::ranges::stable_sort(others, {}, [&](const std::string& other) { return edit_distance(given, other); });
+  log(LogLevel::Warning,
+      "there is no checkpoint {}-step-N to resume from, so the run starts anew, but {} has checkpoints with the prefixes {}{}", prefix,
+      folder, some_of(others), meant);
 }
 
 void Run::load(const std::filesystem::path& newest) {
@@ -154,6 +170,11 @@ bool Run::is_over() const {
   return (stopped_ && trainer_.sync_gradients()) || (options_.steps && trainer_.steps() >= *options_.steps);
 }
 
+int64_t Run::before_first() const {
+  const auto first = loader_.position().first, batch = loader_.global_batch();
+  return first == 0 ? 0 : (first + batch / 2) / batch;
+}
+
 bool Run::next_epoch() {
   parts_->progress.reset();
   const auto position = loader_.position();
@@ -174,10 +195,11 @@ bool Run::next_epoch() {
   }
   epoch_ = position.epoch + 1;
   is_in_batch_ = has_reported_ = false;
+  const auto batches = loader_.batches();
   parts_->progress.emplace(
       ProgressOptions{.title = options_.epochs ? fmt::format("epoch {}/{}", epoch_, *options_.epochs) : fmt::format("epoch {}", epoch_),
-                      .steps = loader_.batches().value_or(0),
-                      .start = position.batch,
+                      .steps = batches ? before_first() + *batches : 0,
+                      .start = before_first() + position.batch,
                       .items_per_step = loader_.global_batch(),
                       .line_every = kReportsShown * options_.report_every,
                       .rank = trainer_.process_index()});
@@ -219,7 +241,7 @@ std::optional<data::Samples> Run::next() {
 }
 
 void Run::batch_done() {
-  parts_->progress->update(loader_.position().batch, parts_->shown);
+  parts_->progress->update(before_first() + loader_.position().batch, parts_->shown);
   if (parts_->batches == kLastTraced) end_trace();
   if (!trainer_.sync_gradients()) return;
   parts_->sums.clear();

@@ -23,10 +23,10 @@ namespace tessera::train {
 
 struct RunOptions {
   /// The length of the whole run, including the part before it was resumed. `epochs` or `steps` must be given; with both, the run ends at
-  /// the limit that is reached first.
+  /// the limit that is reached first. With 0, nothing is trained.
   std::optional<int64_t> epochs = {}, steps = {};
-  /// Checkpoints are PREFIX-step-N, in Tessera's format. While the run exists, no other job can save under the same prefix. Without a
-  /// prefix, nothing is saved.
+  /// Checkpoints are PREFIX-step-N after N steps, in Tessera's format. While the run exists, no other job can save under the same prefix.
+  /// Without a prefix, nothing is saved.
   std::filesystem::path prefix = {};
   bool resume = false;       // resumes from the newest checkpoint, if there is one; a job restarted by `tessera launch` always resumes
   bool save_epochs = true;   // saves at the end of each epoch
@@ -95,9 +95,14 @@ class Run {
   struct Parts;
 
   void go_on();
+  /// For a run that has nothing to resume from. Warns if its folder has checkpoints with other prefixes, because the prefix may be
+  /// mistyped.
+  void say_that_it_begins_anew();
   /// Loads the checkpoint or, if it is damaged, the newest earlier one that is not.
   void load(const std::filesystem::path& newest);
   bool is_over() const;
+  /// How many batches of the present size the samples before Position::first count as, rounded as Trainer::steps() is after a resume.
+  int64_t before_first() const;
   bool saves_at(bool end_of_epoch) const;
   std::optional<data::Samples> next();
   data::Loop loop() { return loader_.loop(); }

@@ -20,6 +20,7 @@
 #include "tests/testing/folder.h"
 #include "tests/testing/net.h"
 #include "tests/testing/trained.h"
+#include "tests/testing/warnings.h"
 
 namespace tessera::train::run_test {
 namespace {
@@ -87,6 +88,7 @@ std::string refusal(const Communicator& world, const RunOptions& options, uint64
 TEST(Run, EndsByEpochsOrSteps) {
   with_ranks(2, [](const Communicator& world) {
     EXPECT_EQ(trained(world, {.epochs = 0}).losses.size(), 0);
+    EXPECT_EQ(trained(world, {.epochs = 1, .steps = 0}).losses.size(), 0);
     EXPECT_EQ(trained(world, {.epochs = 2}).losses.size(), 2 * kBatches);
     const auto some = trained(world, {.steps = kBatches + 2});
     EXPECT_EQ(some.losses.size(), kBatches + 2);
@@ -207,6 +209,40 @@ TEST(Run, SavesUnderHigherNumbersWhenLargerBatchesCountAsFewerSteps) {
     EXPECT_EQ(trained(world, {.epochs = 4, .prefix = folder / "net", .resume = true}, {}, {}, 0, 4).losses.size(), kBatches / 2);
   });
   EXPECT_THAT(steps_in(folder / "net"), ElementsAre(6, 12, 15, 18));
+}
+
+TEST(Run, ShowsTheStepsOfTheWholeEpochAlsoAfterBatchesOfAnotherSize) {
+  const Folder folder;
+  with_ranks(1, [&](const Communicator& world) {
+    trained(world, {.steps = 3, .prefix = folder / "net"});  // ends after 6 of 12 samples, which are one and a half batches of 4
+    ::testing::internal::CaptureStdout();
+    trained(world, {.epochs = 1, .prefix = folder / "net", .resume = true}, {}, {}, 0, 4);
+    EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr("epoch 1/1 step 3/3"));
+  });
+}
+
+TEST(Run, WarnsWhereCheckpointsWithOtherPrefixesAreThere) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const auto begin = [&](const char* prefix) { trained(world, {.epochs = 1, .prefix = folder / prefix, .resume = true}); };
+    const auto warned = [&](const char* prefix) {
+      std::optional<Warnings> warnings;
+      if (world.is_first()) warnings.emplace();
+      world.barrier();
+      begin(prefix);
+      world.barrier();
+      return warnings ? warnings->texts : std::vector<std::string>();
+    };
+    EXPECT_THAT(warned("mnist"), Not(Contains(HasSubstr("starts anew"))));
+    begin("zebra");
+    const auto texts = warned("minst"), none = warned("minst"), far = warned("other");
+    if (!world.is_first()) return;
+    EXPECT_THAT(texts, Contains(AllOf(HasSubstr("minst-step-N to resume from, so the run starts anew"),
+                                      HasSubstr(folder.path().string() + " has checkpoints with the prefixes 'mnist', 'zebra'"),
+                                      HasSubstr("did you mean --ckpt-prefix " + (folder / "mnist").string() + "?"))));
+    EXPECT_THAT(none, Not(Contains(HasSubstr("starts anew"))));
+    EXPECT_THAT(far, Contains(AllOf(HasSubstr("starts anew"), Not(HasSubstr("did you mean")))));
+  });
 }
 
 TEST(Run, EndsAfterTheStepInWhichASignalComes) {

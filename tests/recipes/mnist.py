@@ -203,6 +203,7 @@ class Trouble(Recipe, unittest.TestCase):
         said = self.run_recipe("--num_epoch", 2, status=2, ranks=1)
         self.assertIn("mnist: there is no flag '--num_epoch 2' (did you mean --num-epochs?); mnist --help lists all", said)
         self.assertIn("--batch-size: 'many' is not a whole number from 1 to 1000000", self.run_recipe("--batch_size=many", status=2, ranks=1))
+        self.assertIn("--max-steps: '0' is not a whole number from 1 to 1000000000", self.run_recipe("--max-steps", 0, status=2, ranks=1))
         self.assertIn("--lr needs a value", self.run_recipe("--lr", status=2, ranks=1))
         self.assertIn("the value of --ckpt-prefix is empty", self.run_recipe("--ckpt-prefix", "", status=2, ranks=1))
         shown = subprocess.run([MNIST, "--help"], capture_output=True, text=True, check=True).stdout
@@ -243,6 +244,7 @@ class Trouble(Recipe, unittest.TestCase):
         status, said = self.interrupt(lambda launcher, ranks: ranks[1])
         self.assertEqual(status, 137, said)
         self.assertIn("launch: rank 1 was killed by signal 9", said)
+        self.assertIn("--max-restarts N", said)
         self.expect_same_losses_after_going_on()
 
     def test_killed_launcher_leaves_nobody_and_the_run_can_go_on(self):

@@ -45,6 +45,11 @@ std::vector<std::string> merged_names(std::vector<std::string> names, const std:
   return names;
 }
 
+/// Says in words of which kind the value of a setting is.
+std::string_view settings_kind(const nlohmann::json& value) {
+  return value.is_number() ? "a number" : value.is_boolean() ? "true or false" : value.is_array() ? "a list" : value.type_name();
+}
+
 }  // namespace
 
 using nlohmann::json;
@@ -184,9 +189,15 @@ void RunSource::expect_known_settings(const json& group) const {
   for (const auto& [name, value] : group.items()) {
     if (name != "params") known.push_back(name);
   }
-  if (known.empty()) return;  // Tessera does not know the settings of this optimizer
-  for (const auto& [name, value] : options_.settings) {
-    if (!group.contains(name)) throw UsageError("{} has no setting '{}'; it has {}", run_.optimizer, name, joined(known));
+  for (const auto& [name, given] : options_.settings) {
+    // Without `known`, Tessera does not know the settings of this optimizer.
+    if (!known.empty() && !group.contains(name)) throw UsageError("{} has no setting '{}'; it has {}", run_.optimizer, name, joined(known));
+    const auto usual = group.value(name, name == "lr" ? json(0.001) : name == "momentum" ? json(0.9) : json());
+    const auto value = setting_of(given.text());
+    if (usual.is_null() ? !value.is_object() : settings_kind(usual) == settings_kind(value)) continue;
+    throw UsageError(
+        "the setting '{}' of {} can't be {}; give {}", name, run_.optimizer, value.dump(),
+        usual.is_null() ? "a number, true, false or a list" : fmt::format("{}, such as {}", settings_kind(usual), usual.dump()));
   }
 }
 

@@ -47,6 +47,7 @@ int verify(const std::string& given, bool cheap) {
   } else if (found.without_checksum > 0) {
     unchecked = fmt::format("; {} of the tensors have no checksum", found.without_checksum);
   }
+  if (found.without_manifest) unchecked += "; it has no manifest.json, so only its files say what belongs to it";
   fmt::print("{} {}: {}, {}, {}{}\n", place.string(), unchecked.empty() ? "is whole" : "has all its bytes", counted(found.files, "file"),
              counted(found.tensors, "tensor"), counted(found.bytes, "byte"), unchecked);
   if (folders.empty() || folders.back().folder == place) return 0;

@@ -28,6 +28,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Ended ckpt(const std::string& verb, const std::vector<std::string>& arguments) {
   std::string command = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
@@ -130,6 +131,15 @@ TEST_F(Ckpt, SaysWhatIsThereInstead) {
   EXPECT_EQ(ended.status, 1);
   EXPECT_THAT(ended.output,
               AllOf(HasSubstr("none called nett-step-N"), HasSubstr(folder.path().string() + " has net-step-000005, net-step-000020")));
+  EXPECT_THAT(ended.output, HasSubstr("did you mean " + prefix + "? "));
+  const auto mistyped = consolidate({"--ckpt-prefix", prefix + "-step-00020"}).output;
+  EXPECT_THAT(mistyped, HasSubstr("did you mean " + prefix + "-step-000020? "));
+  EXPECT_THAT(ckpt("prune", {folder / "nett", "--keep-last", "1"}).output, HasSubstr("did you mean " + prefix + "? "));
+  for (const auto* other : {"above", "below", "first", "last", "old"})
+    std::filesystem::create_directory(folder / (other + std::string("-step-000001")));
+  EXPECT_THAT(consolidate({"--ckpt-prefix", folder / "nett"}).output, HasSubstr(" has net-step-000005, net-step-000020, "));
+  EXPECT_THAT(consolidate({"--ckpt-prefix", folder / "model"}).output, Not(HasSubstr("did you mean")));
+  EXPECT_THAT(consolidate({"--ckpt-prefix", folder / "old"}).output, Not(HasSubstr("did you mean")));
   EXPECT_THAT(consolidate({"--ckpt-prefix", folder / "a/b"}).output, HasSubstr("there is no folder"));
   EXPECT_EQ(consolidate({}).status, 2);
   write_file(folder / "file", "");
@@ -148,7 +158,15 @@ TEST_F(Ckpt, VerifiesEveryFile) {
   EXPECT_EQ(damaged.status, 1);
   EXPECT_THAT(damaged.output, AllOf(HasSubstr("rank-1-of-2.safetensors is damaged: the bytes of '"), HasSubstr("is damaged in 1 place")));
   EXPECT_EQ(ckpt("verify", {"--ckpt-prefix", file}).status, 1);
-  EXPECT_EQ(ckpt("verify", {"--ckpt-prefix", prefix + "-step-000005"}).status, 0);
+  const auto earlier = prefix + "-step-000005";
+  EXPECT_EQ(ckpt("verify", {"--ckpt-prefix", earlier}).status, 0);
+  const auto manifest = read_file(earlier + "/manifest.json");
+  std::filesystem::remove(earlier + "/manifest.json");
+  const auto without_manifest = ckpt("verify", {"--ckpt-prefix", earlier});
+  EXPECT_EQ(without_manifest.status, 0);
+  EXPECT_THAT(without_manifest.output,
+              AllOf(HasSubstr("has all its bytes: 2 files"), HasSubstr("bytes; it has no manifest.json, so only its files")));
+  write_file(earlier + "/manifest.json", manifest);
   auto header = bytes;
   header[9] ^= 1;
   write_file(file, header);
@@ -212,6 +230,8 @@ TEST_F(Ckpt, TellsWrongUsageFromFailure) {
       {{"--to", "zip"}, "--to: 'zip' is not a format; write one of accelerate, dcp, gguf, hub, safetensors"},
       {{"--to", "dcp", "--from", "zip"}, "--from: 'zip' is not a format"},
       {{"--to", "dcp", "--set", "lr"}, "NAME=VALUE"},
+      {{"--to", "dcp", "--set", "lr={}"}, "--set lr={}: the value is not a number"},
+      {{"--to", "dcp", "--set", "lr=fast"}, "--set lr=fast: the value is not a number"},
       {{"--to", "dcp", "--memory", "0"}, "--memory: '0' is not a size"},
       {{"--to", "tessera", "--world", "0"}, "--world: "},
       {{"--to", "tessera", "--world", "1000000"}, "--world: "},

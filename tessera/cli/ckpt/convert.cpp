@@ -53,7 +53,10 @@ std::pair<std::string, std::string> named_setting(const std::string& text) {
   const auto end = text.find('=');
   if (end == std::string::npos || end == 0) throw ConfigError("--set {}: write NAME=VALUE, such as lr=0.001", text);
   auto value = text.substr(end + 1);
-  if (!nlohmann::json::accept(value)) throw ConfigError("--set {}: the value is neither a number nor other JSON", text);
+  const auto read = nlohmann::json::parse(value, nullptr, /*allow_exceptions=*/false);
+  if (read.is_discarded() || read.is_object())
+    throw ConfigError(
+        "--set {}: the value is not a number, true, false, null, or a text or list in JSON; write NAME=VALUE, such as lr=0.001", text);
   return {text.substr(0, end), std::move(value)};
 }
 

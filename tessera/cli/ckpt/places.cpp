@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/torch_xla/torch_xla.h"
@@ -33,9 +34,19 @@ std::string what_is_there(const fs::path& prefix) {
     return name.find("-step-") != std::string::npos || checkpoint::is_complete(folder / name);
   });
   if (names.empty()) return fmt::format("the folder {} holds no checkpoint", folder.string());
+  const auto given = prefix.filename().string();
+  auto known = checkpoint::prefixes_in(folder);
+  std::ranges::copy(names, std::back_inserter(known));
+  const auto nearest = std::ranges::find(known, given) == known.end() ? nearest_name(given, known) : std::string();
+  const auto meant = nearest.empty() ? std::string() : fmt::format("did you mean {}? ", (prefix.parent_path() / nearest).string());
+  const auto distance = [&](const std::string& name) {
+    const auto of_run = checkpoint::prefix_of(name).value_or(name).string();
+    return std::min(edit_distance(given, name), edit_distance(given, of_run));
+  };
+  std::ranges::stable_sort(names, {}, distance);
   const auto more = names.size() > kMostNames ? fmt::format(" and {} more", names.size() - kMostNames) : "";
   names.resize(std::min(names.size(), kMostNames));
-  return fmt::format("{} has {}{}", folder.string(), fmt::join(names, ", "), more);
+  return fmt::format("{}{} has {}{}", meant, folder.string(), fmt::join(names, ", "), more);
 }
 
 fs::path find_checkpoint(const fs::path& prefix) {

@@ -24,7 +24,7 @@ std::filesystem::path resolve_checkpoint(const std::string& given);
 std::filesystem::path resolve_rank_files(const std::filesystem::path& prefix, const std::string& suffix);
 /// Returns what resolve_checkpoint() returns, but for an adapter's folder of peft the file with the adapter's tensors.
 std::filesystem::path resolve_tensors(const std::string& given);
-/// Names the checkpoints in the prefix's folder, for the error that says that none has this prefix.
+/// Names the checkpoints in the prefix's folder, the most similar names first, for the error that says that none has this prefix.
 std::string what_is_there(const std::filesystem::path& prefix);
 
 /// Throws UsageError if writing `out` would replace, or hide, `in`.

@@ -68,7 +68,9 @@ config::Settings read_configuration(const fs::path& place) {
 /// Returns the file to which a changed configuration is written: the file of --output-file, or else the file that was read.
 fs::path place_to_write(const CommandFlags& flags) {
   if (flags.output.empty() && config::is_deepspeed_file(flags.place())) {
-    throw ConfigError("{} is a file of DeepSpeed, which could not read the changed file; name a new file with --output-file", flags.place());
+    throw ConfigError(
+        "{} is a DeepSpeed file, and DeepSpeed can't read what would be written in its place; name a new file with --output-file",
+        flags.place());
   }
   if (!flags.output.empty() && is_there(flags.output)) {
     throw ConfigError("--output-file {} is there already; remove it, or name another", flags.output);

@@ -145,7 +145,8 @@ TEST_F(Config, LeavesFilesOfDeepSpeedAlone) {
   const auto zero = (folder_ / "zero.json").string(), mine = (folder_ / "mine.json").string();
   const std::string text = R"({"zero_optimization": {"stage": 2}, "steps_per_print": 1, "gradient_clipping": 0.5})";
   write_file(zero, text);
-  EXPECT_THAT(says({"config", "update", "--config-file", zero}), HasSubstr("1 tessera: " + zero + " is a file of DeepSpeed"));
+  EXPECT_THAT(says({"config", "update", "--config-file", zero}),
+              HasSubstr("1 tessera: " + zero + " is a DeepSpeed file, and DeepSpeed can't read"));
   EXPECT_EQ(testing::read_file(zero), text);
   const auto made = says({"config", "update", "--config-file", zero, "--output-file", mine});
   EXPECT_THAT(made, AllOf(HasSubstr("0 "), HasSubstr("wrote " + mine)));
@@ -153,7 +154,8 @@ TEST_F(Config, LeavesFilesOfDeepSpeedAlone) {
   EXPECT_EQ(read(mine).sharding_strategy(), "SHARD_GRAD_OP");
   EXPECT_EQ(read(mine).number("gradient_clipping"), 0.5);
   EXPECT_THAT(says({"config", "update", "--config-file", zero, "--output-file", mine}), HasSubstr("is there already"));
-  EXPECT_THAT(says({"to-fsdp2", "--config-file", zero, "--overwrite"}), HasSubstr("1 tessera: " + zero + " is a file of DeepSpeed"));
+  EXPECT_THAT(says({"to-fsdp2", "--config-file", zero, "--overwrite"}),
+              HasSubstr("1 tessera: " + zero + " is a DeepSpeed file, and DeepSpeed can't read"));
   EXPECT_EQ(testing::read_file(zero), text);
 }
 

@@ -20,6 +20,17 @@
 namespace tessera::cli {
 namespace {
 
+/// Whether somebody, or the kernel, has killed the rank that failed first on this host, so that the program itself is perhaps right.
+bool was_killed(const Ending& ending) {
+  return ending.failed && (ending.status == 128 + SIGKILL || ending.status == 128 + SIGTERM);
+}
+
+/// Says how a job that has lost a rank can continue.
+std::string way_out(const Share& share) {
+  const auto* const by_itself = share.max_restarts == 0 ? ", or let launch restart it: --max-restarts N before the program" : "";
+  return fmt::format("a program that has saved checkpoints continues from the newest if it is started again with --resume{}", by_itself);
+}
+
 /// Runs one job through all its attempts.
 class Attempts {
  public:
@@ -40,6 +51,7 @@ class Attempts {
       const auto all = nodes_ ? agree(ending, may_restart) : lone(ending, may_restart);
       if (!all.report.empty() && (ending.report.empty() || all.report.find(ending.report) == std::string::npos)) say(all.report);
       if (!all.why_last.empty()) say(all.why_last);
+      if (!all.again && ending.joined && was_killed(ending)) say(way_out(share));
       if (!all.again) return all.status;
       say(fmt::format("attempt {} of {} begins", share.attempt + 2, share.max_restarts + 1));
       attempt_++;

@@ -73,6 +73,7 @@ TEST(RankOfARow, ThatIsKilledIsNamedByAll) {
     SCOPED_TRACE(place + " over " + memory.transport + ", " + memory.residence);
     const auto said = said_by_launch("killed before " + place, memory);
     EXPECT_THAT(said, HasSubstr("launch: rank 3 was killed by signal 9"));
+    EXPECT_THAT(said, HasSubstr("started again with --resume, or let launch restart it: --max-restarts N before the program"));
     EXPECT_THAT(said, ContainsRegex("rank 3 (\\(process [0-9]+\\) has died|has closed its connection or died)"));
     EXPECT_THAT(said, Not(ContainsRegex("rank [012] (\\(process [0-9]+\\) has died|has closed its connection or died|has left)")));
   };

@@ -257,8 +257,9 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
       "  tessera launch --config-file run.yaml --mixed-precision bf16 ./train\n"
       "  tessera launch -n 8 --nnodes 2 --node-rank 1 --master-addr node0 ./train\n"
       "\ntorchrun --no-python, mpirun and srun start the same programs.\n\n"
-      "Exit status: 0 if all ranks end with 0, or else that of the rank that failed first; 1 if launch itself failed, 2 if the command "
-      "line is wrong, 128 + n after signal n.");
+      "Exit status: 0 if all ranks end with 0, also after a signal that they take to save and end; or else that of the rank that failed "
+      "first, 128 + n if signal n killed it. After signal n to launch, 128 + n if a rank does not end with 0. 1 if launch itself failed, 2 "
+      "if the command line is wrong.");
   command->callback([&chosen, command, flags, configuration] {
     const auto settings = configuration.settings(command->count("--nproc-per-node") > 0 ? std::optional(flags->ranks) : std::nullopt);
     const auto plan = plan_of(*command, *flags, settings);

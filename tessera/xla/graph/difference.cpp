@@ -55,12 +55,13 @@ std::vector<std::string_view> arguments_in(std::string_view line) {
   return arguments;
 }
 
-Difference between_functions(std::string_view now, std::string_view before) {
+/// `line`: how many lines of operations there are, all of them equal.
+Difference between_functions(size_t line, std::string_view now, std::string_view before) {
   const auto ours = arguments_in(now), theirs = arguments_in(before);
   const auto [a, b] = std::ranges::mismatch(ours, theirs);
   const auto number = a - ours.begin();
   const auto shown = [](const auto& place, const auto& list) { return place == list.end() ? "missing" : std::string(*place); };
-  return {1, fmt::format("argument {}", number),
+  return {line, fmt::format("argument {}", number),
           fmt::format("in argument {}, which is {} and was {}", number, shown(a, ours), shown(b, theirs))};
 }
 
@@ -84,7 +85,7 @@ Difference first_difference(std::string_view now, std::string_view before) {
   auto a = ours.begin(), b = theirs.begin();
   for (size_t number = 0;; number++) {
     const auto here = next(a, ours, functions[0]), there = next(b, theirs, functions[1]);
-    if (here.empty() && there.empty()) return between_functions(functions[0], functions[1]);
+    if (here.empty() && there.empty()) return between_functions(number, functions[0], functions[1]);
     if (here.starts_with(kOperation)) operation = here;
     if (here == there) {
       a++;

@@ -12,7 +12,7 @@
 namespace tessera::xla {
 
 struct Difference {
-  size_t line = 0;    // how many compared lines are equal before the difference; 1 if only arguments differ
+  size_t line = 0;    // how many compared lines are equal before the difference; all of them if only arguments differ
   std::string where;  // names place and kind of the difference, so that each is reported once
   std::string text;   // the place, and what each of the two programs has there
 };

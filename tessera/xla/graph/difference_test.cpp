@@ -63,6 +63,15 @@ TEST(StepHistory, TellsOfAThirdProgramAndOfEachPlaceOnce) {
   EXPECT_THAT(history.add(4, mean_of_rows(5, "log")).value_or(""), HasSubstr("operation 0, which is log and was exponential"));
 }
 
+TEST(StepHistory, ComparesWithTheProgramWhoseOperationsAreAllEqual) {
+  StepHistory history;
+  const auto data = std::make_shared<Data>();
+  const auto value = [&](const char* last) { return hlo::unary(last, hlo::unary("exponential", leaf(data, {at::kFloat, {4}}))); };
+  EXPECT_EQ(history.add(0, text_of_program(value("log"))), std::nullopt);
+  EXPECT_EQ(history.add(1, text_of_program(value("sqrt"))), std::nullopt);
+  EXPECT_THAT(history.add(2, text_of_program(value("log"), data)).value_or(""), HasSubstr("in argument 0, which is "));
+}
+
 TEST(StepHistory, KnowsAStepByItsResultsAndArguments) {
   StepHistory history;
   for (int64_t size = 1; size < 6; size++)
