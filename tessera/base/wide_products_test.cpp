@@ -6,10 +6,11 @@
 #include <torch/torch.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <tuple>
 
 #include "tessera/base/log.h"
+#include "tests/testing/child_task.h"
+#include "tests/testing/run_program.h"
 
 namespace tessera::testing::wide_products_test {
 namespace {
@@ -113,18 +114,20 @@ TEST(WideProducts, AreWrittenWhereTheyBelong) {
   EXPECT_TRUE(at::equal(columns, at::full({4, 2}, 3, at::kBFloat16)));
 }
 
+/// Returns how many lines the log had about the products.
+const ChildTask multiply("multiply in bfloat16", [](const std::string&) {
+  int lines = 0;
+  set_log_sink([&](const LogRecord& record) {
+    lines += static_cast<int>(record.text.find("no instructions for products of BFloat16") != std::string_view::npos);
+  });
+  const auto x = at::ones({3, 3}, at::kBFloat16);
+  for (int i = 0; i < 3; i++) x.mm(x);
+  set_log_sink({});
+  return lines;
+});
+
 TEST(WideProducts, AreInTheLogOnce) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own, which has multiplied nothing yet
-  const auto multiply = [] {
-    int lines = 0;
-    set_log_sink([&](const LogRecord& record) {
-      lines += static_cast<int>(record.text.find("no instructions for products of BFloat16") != std::string_view::npos);
-    });
-    const auto x = at::ones({3, 3}, at::kBFloat16);
-    for (int i = 0; i < 3; i++) x.mm(x);
-    std::_Exit(lines);
-  };
-  EXPECT_EXIT(multiply(), ::testing::ExitedWithCode(multiplies_slowly(at::kBFloat16) ? 1 : 0), "");
+  EXPECT_EQ(run_program({this_program()}, multiply.environment()).status, multiplies_slowly(at::kBFloat16) ? 1 : 0);
 }
 
 TEST(WideProducts, RefuseOperandsOfTwoDtypesAsLibtorchDoes) {

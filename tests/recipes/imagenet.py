@@ -218,7 +218,7 @@ class Trouble(Recipe):
                      "fp32-reduce-scatter shard-param-on-dim-0 use-small-fake-sample profile datadir logdir num-cores batch-size num-epochs num-steps "
                      "num-workers log-steps lr momentum target-accuracy drop-last fake-data metrics-debug").split():
             self.assertRegex(shown, rf"--{re.escape(flag)}\b")
-        self.assertRegex(shown, r"--num-warmup-epochs FLOAT\s+[^-]*0\.9 unless given")
+        self.assertRegex(shown, r"--num-warmup-epochs FLOAT\s+[^-]*0\.9 unless\s+given")
         self.assertIn("vit_giant_patch14_224", shown)
 
 
