@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM, TEXT = ROOT / "build/examples/same_losses", ROOT / "docs/architecture.md"
 LIMIT = 1e-3  # more than rounding can be
 WIDTH, HEIGHT, LEFT, TOP = 300, 200, 50, 40
-GAP = 110
+RIGHT = LEFT + WIDTH + 110
 # Wide lines first, so that those that lie on them can be seen.
 STYLES = {"plain libtorch": ("#b9c4c9", 9, ""), "1 rank": ("#2a7f62", 5, ""), "2 ranks": ("#e0a030", 2.5, ""), "3 ranks": ("#303a40", 1.2, "4 4")}
 
@@ -37,6 +37,21 @@ def axes(title, marks, low, high, left):
         yield f'<text x="{left - 6}" y="{y + 4:.1f}" class="mark">{name}</text>'
 
 
+def legend(styles, left):
+    for i, (name, (colour, width, dashes)) in enumerate(styles.items()):
+        x, y = left + WIDTH - 110, TOP + 16 + 18 * i
+        yield (f'<path d="M{x} {y - 4}h24" stroke="{colour}" stroke-width="{width}" stroke-dasharray="{dashes}"/>'
+               f'<text x="{x + 32}" y="{y}">{name}</text>')
+
+
+def picture(shapes, label, caption):
+    """Two graphs side by side, as a file of SVG."""
+    style = "text{font:12px sans-serif;fill:#444}.head{font-weight:bold}.mark{text-anchor:end}.axis{fill:none;stroke:#999}"
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {RIGHT + WIDTH + 20} {TOP + HEIGHT + 34}" role="img" '
+            f'aria-label="{label}">\n<style>{style}</style>\n<rect width="100%" height="100%" rx="6" fill="#fff"/>\n' + "\n".join(shapes) +
+            f'\n<text x="{LEFT}" y="{TOP + HEIGHT + 22}">{caption}</text>\n</svg>\n')
+
+
 def main():
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     curves = dict(zip(STYLES, map(losses, range(len(STYLES)))))
@@ -45,22 +60,15 @@ def main():
     worst = max(map(max, apart.values()))
     if worst > LIMIT:
         raise SystemExit(f"the losses are apart by {worst}, which is more than rounding")
-    low, high, right = math.floor(min(plain)), math.ceil(max(plain)), LEFT + WIDTH + GAP
+    low, high = math.floor(min(plain)), math.ceil(max(plain))
     shapes = [*axes("loss of each step", [(value, value) for value in range(low, high + 1)], low, high, LEFT)]
     shapes += [line(values, low, high, LEFT, STYLES[name]) for name, values in curves.items()]
-    shapes += axes("apart from plain libtorch", [(power, f"1e{power}") for power in (-8, -6, -4, -2)], -9, -1, right)
-    shapes += [line([math.log10(max(value, 1e-9)) for value in values], -9, -1, right, STYLES[name]) for name, values in apart.items()]
-    for i, (name, (colour, width, dashes)) in enumerate(STYLES.items()):
-        x, y = LEFT + WIDTH - 110, TOP + 16 + 18 * i
-        shapes.append(f'<path d="M{x} {y - 4}h24" stroke="{colour}" stroke-width="{width}" stroke-dasharray="{dashes}"/>'
-                      f'<text x="{x + 32}" y="{y}">{name}</text>')
-    shapes.append(f'<text x="{LEFT}" y="{TOP + HEIGHT + 22}">{len(plain)} steps of a small gpt; at most {worst:.0e} apart, which is rounding'
-                  "</text>")
-    style = "text{font:12px sans-serif;fill:#444}.head{font-weight:bold}.mark{text-anchor:end}.axis{fill:none;stroke:#999}"
-    picture = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right + WIDTH + 20} {TOP + HEIGHT + 34}" role="img" '
-               f'aria-label="Losses on one, two and three ranks and in plain libtorch lie on each other">\n<style>{style}</style>\n'
-               '<rect width="100%" height="100%" rx="6" fill="#fff"/>\n' + "\n".join(shapes) + "\n</svg>\n")
-    (ROOT / "docs/screens/curves.svg").write_text(picture)
+    shapes += axes("apart from plain libtorch", [(power, f"1e{power}") for power in (-8, -6, -4, -2)], -9, -1, RIGHT)
+    shapes += [line([math.log10(max(value, 1e-9)) for value in values], -9, -1, RIGHT, STYLES[name]) for name, values in apart.items()]
+    shapes += legend(STYLES, LEFT)
+    (ROOT / "docs/screens/curves.svg").write_text(
+        picture(shapes, "Losses on one, two and three ranks and in plain libtorch lie on each other",
+                f"{len(plain)} steps of a small gpt; at most {worst:.0e} apart, which is rounding"))
     print(f"wrote docs/screens/curves.svg: at most {worst:.1e} apart")
 
 
