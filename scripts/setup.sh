@@ -180,11 +180,13 @@ install_peers() {
 }
 
 # Other readers of pictures, and networks for them; tests do without those that are not there. What they import of pure Python came with the peers.
+# torchvision and timm get a folder that only tests of pictures look into: transformers would import them, and fail with a torchvision made for another torch.
 install_vision_peers() {
-  build/python/bin/python -c "from importlib.metadata import version as v; assert v('torchvision') == '0.29.1' and v('timm') == '1.0.31' and v('pillow') == '13.0.0'" \
+  build/python/bin/python -c "import sys; from importlib.metadata import version as v; sys.path.append('build/python/vision'); assert v('torchvision') == '0.29.1' and v('timm') == '1.0.31' and v('pillow') == '13.0.0'" \
     2>/dev/null && return 0
   begin "installing torchvision, timm and Pillow into build/python"
-  if pip_install --no-deps torchvision==0.29.1 timm==1.0.31 pillow==13.0.0; then
+  rm -rf build/python/vision
+  if pip_install --no-deps pillow==13.0.0 && pip_install --no-deps --target build/python/vision torchvision==0.29.1 timm==1.0.31; then
     end "installed torchvision, timm and Pillow into build/python"
   else
     say "going on without torchvision, timm and Pillow: the tests that compare pictures and networks with theirs are left out"

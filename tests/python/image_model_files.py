@@ -6,18 +6,18 @@ scores   expected.safetensors: scores of images, and of a training step the loss
          precision, as batch norms of so few values enlarge rounding a thousandfold; resnet18.pth: the weights of one of these networks before, in float32
 large    the same of the largest networks, in float32
 initial  expected.safetensors: means and deviations of initial weights, drawn from seed 3"""
-import importlib.util
 import math
 import sys
 import warnings
 
-if not all(importlib.util.find_spec(name) for name in ("timm", "torchvision")):
-    sys.exit(3)
-
 import torch
-import torchvision_python  # noqa: F401  before torchvision
-import timm
-import torchvision
+
+try:
+    import torchvision_python  # noqa: F401  before torchvision
+    import timm
+    import torchvision
+except ImportError:
+    sys.exit(3)
 from safetensors.torch import save_file
 
 warnings.filterwarnings("ignore")

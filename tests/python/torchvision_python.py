@@ -1,11 +1,14 @@
 """Import it before torchvision: then torchvision's Python can be imported beside a torch for which its compiled operators were not built, such as one
-for CPUs only. Models and transforms work without these operators. Raises ImportError where there is no torchvision."""
+for CPUs only. Models and transforms work without these operators. Raises ImportError where there is no torchvision. The set-up puts torchvision and timm
+in a folder of their own, because transformers imports torchvision wherever it is found."""
 import importlib.util
 import pathlib
 import re
+import sys
 
 import torch
 
+sys.path.append(str(pathlib.Path(sys.prefix) / "vision"))
 _spec = importlib.util.find_spec("torchvision")
 if _spec is None:
     raise ImportError("there is no torchvision here")
