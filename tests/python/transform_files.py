@@ -112,7 +112,7 @@ augment = v2.RandAugment()
 names = list(augment._AUGMENTATION_SPACE)
 drawn_seeds = 12
 for n, values in enumerate(pictures()):
-    image = values.to(torch.uint8).permute(2, 0, 1).contiguous()  # other layouts change the rounding of torchvision's contrast
+    image = values.to(torch.uint8).contiguous().permute(2, 0, 1)
     height, width = image.shape[-2:]
     found[f"picture/{n}"] = image
 
