@@ -61,7 +61,7 @@ Subject make_subject(const Flags& flags) {
     for (const auto& layer : model->layers) {
       for (const auto& block : *layer) blocks.push_back(block.ptr());
     }
-    return bench::classifier(model, blocks, 8, 1000, [](int64_t count) { return torch::randn({count, 3, 96, 96}); });
+    return bench::classifier(model, blocks, 8, 1000, [](int64_t count) { return torch::randn({count, 3, 224, 224}); });
   }
   if (flags.model == "vit") {  // ViT-S/16, unless its sizes are given
     const auto width = or_else(flags.width, 384);

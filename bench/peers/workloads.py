@@ -135,7 +135,7 @@ class ResNet50(nn.Module):
         return self.fc(x.mean((2, 3)))
 
     def batch(self, count, generator):
-        return torch.randn(count, 3, 96, 96, generator=generator), torch.randint(0, 1000, (count,), generator=generator)
+        return torch.randn(count, 3, 224, 224, generator=generator), torch.randint(0, 1000, (count,), generator=generator)
 
 
 class Vit(nn.Module):
