@@ -210,6 +210,7 @@ class Trouble(Recipe, unittest.TestCase):
         shown = subprocess.run([MNIST, "--help"], capture_output=True, text=True, check=True).stdout
         self.assertLessEqual(max(map(len, shown.splitlines())), 80)
         self.assertRegex(shown, r"--batch-size INT +Samples per rank and step \(16 unless given\)")
+        self.assertIn("in a resumed run, N continues from the checkpoint's", " ".join(shown.split()))
         self.assertIn("Exit status:", shown.splitlines()[-1])
 
     @unittest.skipIf("TSAN_OPTIONS" in os.environ, "the thread sanitizer needs files of its own")
