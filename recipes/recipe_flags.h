@@ -9,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -73,7 +74,7 @@ inline int status_of(double accuracy, const RecipeFlags& flags, tessera::train::
 inline void add_recipe_flags(CLI::App& app, RecipeFlags& flags, const std::string& batch, const std::string& seeded) {
   using tessera::cli::from_to;
   app.add_option("--batch-size", flags.batch_size, batch)->capture_default_str()->check(from_to(1, 1'000'000));
-  app.add_option("--seed", flags.seed, seeded)->capture_default_str();
+  app.add_option("--seed", flags.seed, seeded)->capture_default_str()->check(from_to(int64_t{0}, std::numeric_limits<int64_t>::max()));
   app.add_option("--num-workers", flags.workers, "Threads that prepare batches; 0 for none")
       ->capture_default_str()
       ->check(from_to(0, 1000));

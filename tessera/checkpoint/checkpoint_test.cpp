@@ -115,18 +115,26 @@ TEST(Checkpoint, OfWeightsAloneNeedsNoOptimizer) {
       expect_same(full_state(*fresh.model), full_state(*run.model));
     }
     EXPECT_THAT(message_of<UsageError>([&] { load(folder / "weights", run); }),
-                HasSubstr("has no optimizer, but is loaded into a tessera::optim::AdamW"));
+                HasSubstr("has no optimizer, but is loaded into a tessera::optim::AdamW; load only the model"));
     optim::SGD other(run.model->conv->parameters(), {.lr = 1});
     Contents into{.model = run.model.get(), .optimizer = &other};
     EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "all", into, world); }),
-                HasSubstr("is of a tessera::optim::AdamW, but is loaded into a tessera::optim::SGD"));
+                HasSubstr("is of a tessera::optim::AdamW, but is loaded into a tessera::optim::SGD; take its optimizer (--optimizer), or"));
     const PictureRun second(world, shard_nested, 0.25);
     const auto before = full_state(*second.model);
     optim::AdamW smaller(second.model->conv->parameters(), {.lr = 1});
     into = {.model = second.model.get(), .optimizer = &smaller};
     EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "all", into, world); }),
-                HasSubstr("which this optimizer does not have"));
+                AllOf(HasSubstr("the checkpoint " + (folder / "all").string()), HasSubstr("which this optimizer does not have")));
     expect_same(full_state(*second.model), before);
+    const PictureRun flat(world, [](const auto& model, const Communicator& ranks) {
+      fully_shard(model->conv, {.mesh = ranks, .listing = Listing::Flat});
+      fully_shard(model, {.mesh = ranks, .listing = Listing::Flat});
+    });
+    EXPECT_THAT(message_of<UsageError>([&] { load(folder / "all", flat); }),
+                AllOf(HasSubstr((folder / "all").string() +
+                                " has the optimizer's state of 'conv.bias', but the model here lists 'conv.flat_param_0'"),
+                      HasSubstr("--flatten-parameters")));
     EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save(folder / "none", {}, world); }), HasSubstr("Contents::model"));
   });
 }
@@ -200,7 +208,8 @@ TEST(Checkpoint, OfAnotherModelIsRefusedAndChangesNothing) {
     };
     EXPECT_THAT(refusal(seeded_net().ptr()),
                 AllOf(HasSubstr("is of another model: it has no 'a.weight', 'a.bias', 'b.weight', 'b.bias', 'c.weight' and 1 more"),
-                      HasSubstr("the model has no 'conv.bias', 'conv.weight', 'frozen.bias'"), HasSubstr("may_be_unknown of the options")));
+                      HasSubstr("the model has no 'conv.bias', 'conv.weight', 'frozen.bias'"),
+                      HasSubstr("; make the model as it was saved, or choose another checkpoint; a program can allow other names")));
     const auto wide = std::make_shared<Picture>();
     wide->frozen = wide->replace_module("frozen", torch::nn::Linear(5, 4));
     EXPECT_THAT(refusal(wide), AllOf(HasSubstr("'frozen.weight' is Float of ["), HasSubstr("in the model"), HasSubstr("'frozen.bias'")));

@@ -36,7 +36,8 @@ struct Saved {
   Saved(const fs::path& folder, const Contents& contents, const RowsOfRanks& rows, ModelPlan& plan, const LoadOptions& options,
         const Communicator& world)
       : manifest(read_run(folder, known_names(plan.values(), contents, options))), stored(manifest.catalog) {
-    plan.fit(source_of(stored), options, "the checkpoint " + folder.string(), names_in_base(folder, contents, options),
+    const auto where = "the checkpoint " + folder.string();
+    plan.fit(source_of(stored), options, where, names_in_base(folder, contents, options),
              [&](const std::string& name) { return is_of_model(name, manifest); });
     const int rank = world.local_ranks().front();
     for (const auto& [name, text] : notes_of_rank(manifest, rank, world.size(), options)) notes[name] = text;
@@ -49,7 +50,7 @@ struct Saved {
     verify_share(stored, world, all);
     generator = read_generator(stored, manifest, rank);
     device_generator = read_device_generator(stored, manifest, rank, device_with_generator(world));
-    if (contents.optimizer) training.emplace(contents, manifest, stored, plan.elsewhere(), options, world);
+    if (contents.optimizer) training.emplace(contents, manifest, stored, plan.elsewhere(), options, world, where);
   }
 
   /// Returns the names of the parameters that are in the checkpoint's base instead of the checkpoint. Throws UsageError unless the model
@@ -91,11 +92,13 @@ struct Saved {
     const auto& there = manifest.optimizer;
     if (!there.empty() && is_same_rule(there, here.class_name())) return;
     auto what = there.empty() ? "has no optimizer" : "is of a " + there;
-    if (const auto state = manifest.catalog.left_out.find("optimizer.state"); state != manifest.catalog.left_out.end())
-      what = "has state of an optimizer that can't be used, because " + state->second;
+    const auto state = manifest.catalog.left_out.find("optimizer.state");
+    const bool is_usable = !there.empty() && state == manifest.catalog.left_out.end();
+    if (state != manifest.catalog.left_out.end()) what = "has state of an optimizer that can't be used, because " + state->second;
     if (const auto around = folder.parent_path(); there.empty() && is_accelerate_folder(around))
       what += fmt::format(" (did you mean {}?)", around.string());
-    throw UsageError("the checkpoint {} {}, but is loaded into a {}", folder, what, here.class_name());
+    throw UsageError("the checkpoint {} {}, but is loaded into a {}; {}load only the model (--weights, load_weights)", folder, what,
+                     here.class_name(), is_usable ? "take its optimizer (--optimizer), or " : "");
   }
 
   Manifest manifest;

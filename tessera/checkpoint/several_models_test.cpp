@@ -22,6 +22,7 @@ namespace {
 
 namespace nn = torch::nn;
 using checkpoint::Contents;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr double kRate = 0.05, kDecay = 0.75;
@@ -301,7 +302,9 @@ TEST(SeveralModels, AreRefusedByNameIfTheyDoNotFit) {
     Contents contents{.model = net.get(), .optimizer = &again};
     checkpoint::save(folder / "b", contents, world);
     contents.average = &average;
-    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "b", contents, world); }), HasSubstr("has no average of 'a.bias'"));
+    EXPECT_THAT(
+        message_of<UsageError>([&] { checkpoint::load(folder / "b", contents, world); }),
+        AllOf(HasSubstr("the checkpoint " + (folder / "b").string() + ": it has no average of 'a.bias'"), HasSubstr("resume without one")));
     checkpoint::save(folder / "c", contents, world);
     {
       const auto swapped = average.swapped();

@@ -82,6 +82,18 @@ TEST(Weights, ThatAreDamagedChangeNothingOnAnyRank) {
   }
 }
 
+TEST(Weights, InAFormatThatIsNotReadAreRefused) {
+  const Folder folder;
+  Picture picture;
+  for (const auto* text : {"import torchvision\n", ""}) {
+    write_file(folder / "pictures.py", text);
+    EXPECT_THAT(
+        message_of<IoError>([&] { checkpoint::load_weights(picture, folder / "pictures.py"); }),
+        HasSubstr(
+            "pictures.py is not a checkpoint: it is not a safetensors file (.safetensors), not a file of torch.save (.pth, .pt, .bin)"));
+  }
+}
+
 TEST(Weights, OfAnotherModelAreRefused) {
   const Folder folder;
   with_ranks(1, [&](const Communicator& world) {

@@ -80,10 +80,12 @@ TEST(CommandLine, IsRefusedInWordsOfOurOwn) {
 }
 
 TEST(CommandLine, NamesTheFlagThatWasMeant) {
-  const Line meant[] = {{{"launch", "--nprocs", "2", "true"}, "'--nprocs 2' (did you mean --nproc-per-node?)"},
-                        {{"launch", "--nproc=2", "true"}, "(did you mean --nproc-per-node?)"},
+  const Line meant[] = {{{"launch", "--nprocs", "2", "true"}, "'--nprocs' (did you mean --nproc-per-node?)"},
+                        {{"launch", "--nproc=2", "true"}, "'--nproc' (did you mean --nproc-per-node?)"},
                         {{"launch", "--num_procs", "2", "true"}, "(did you mean --num-processes?)"},
-                        {{"launch", "-np", "2", "true"}, "'-np 2' (did you mean -n?)"},
+                        {{"launch", "-np", "2", "true"}, "'-np' (did you mean -n?)"},
+                        {{"launch", "-nnodes", "2", "true"}, "'-nnodes' (did you mean --nnodes?)"},
+                        {{"launch", "-config-fil=f", "true"}, "'-config-fil' (did you mean --config-file?)"},
                         {{"launch", "-N", "2", "true"}, "(did you mean -n?)"},
                         {{"launch", "--nodes", "2", "true"}, "(did you mean --nnodes?)"},
                         {{"launch", "--restarts", "2", "true"}, "(did you mean --max-restarts?)"},
@@ -92,7 +94,7 @@ TEST(CommandLine, NamesTheFlagThatWasMeant) {
                         {{"launch", "--precision", "bf16", "true"}, "(did you mean --mixed-precision?)"},
                         {{"launch", "--ranks", "2", "true"}, "(did you mean --nproc-per-node?)"},
                         {{"ckpt", "verify", "--prefix", "p"}, "(did you mean --ckpt-prefix?)"},
-                        {{"ckpt", "reshard", "a", "b", "--ranks", "3"}, "'--ranks 3' (did you mean --world?)"},
+                        {{"ckpt", "reshard", "a", "b", "--ranks", "3"}, "'--ranks' (did you mean --world?)"},
                         {{"ckpt", "reshard", "a", "b", "-n", "3"}, "(did you mean --world?)"},
                         {{"ckpt", "reshard", "a", "b", "--first-notes"}, "(did you mean --notes-of-first-rank?)"},
                         {{"ckpt", "reshard", "a", "b", "--first-rank"}, "there is no flag '--first-rank'; tessera ckpt reshard --help"},

@@ -56,10 +56,11 @@ inline constexpr std::array<std::string_view, 10> kRankCounts = {"--nproc-per-no
                                                                  "--num-processes",  "--nproc", "--nprocs", "--np",         "-n"};
 
 /// Returns the known flag that a person may have meant: -n for -np, --nproc-per-node for --nprocs, --max-restarts for --restarts, --world
-/// for --ranks. Empty if none is near.
+/// for --ranks, --model for -model. Empty if none is near.
 inline std::string nearest_flag(const std::string& given, const std::vector<std::string>& known) {
   const auto is_known = [&](std::string_view name) { return std::ranges::find(known, name) != known.end(); };
   const auto lower = given.substr(0, 1) + static_cast<char>(std::tolower(static_cast<unsigned char>(given[1])));
+  if (!given.starts_with("--") && is_known("-" + given)) return "-" + given;
   if (!given.starts_with("--") && is_known(lower)) return lower;
   if (auto nearest = given.starts_with("--") ? nearest_name(given, known, "--") : std::string(); !nearest.empty()) return nearest;
   if (std::ranges::find(kRankCounts, given == "-np" ? "-n" : given) != kRankCounts.end()) {
@@ -70,7 +71,7 @@ inline std::string nearest_flag(const std::string& given, const std::vector<std:
     for (auto& word : words) word = word.substr(0, word.size() - (word.size() > 2 && word.ends_with('s') ? 1 : 0));
     return words;
   };
-  if (!given.starts_with("--")) return {};
+  if (!given.starts_with("--")) return given.size() > 2 ? nearest_flag("-" + given, known) : std::string();
   const auto wanted = words_in(given);
   std::string best;
   for (const auto& name : known) {
@@ -84,10 +85,10 @@ inline std::string nearest_flag(const std::string& given, const std::vector<std:
   return best;
 }
 
-/// Returns the error for an unknown flag at `place`. If the nearest known flag takes a value, the error shows the next word as its value.
-inline ConfigError no_such_flag(const CLI::App& command, const std::vector<std::string>& arguments, size_t place, const Reasons& reasons) {
-  auto shown = arguments[place];
-  auto name = shown.substr(0, shown.find('='));
+/// Returns the error for an unknown flag.
+inline ConfigError no_such_flag(const CLI::App& command, const std::string& given, const Reasons& reasons) {
+  const auto shown = given.substr(0, given.find('='));
+  auto name = shown;
   std::ranges::replace(name, '_', '-');
   if (const auto reason = reasons ? reasons(command, name) : std::string(); !reason.empty())
     return ConfigError(name + " is refused: " + reason);
@@ -97,8 +98,6 @@ inline ConfigError no_such_flag(const CLI::App& command, const std::vector<std::
     for (const auto& each : flag->get_snames()) known.push_back("-" + each);
   }
   const auto nearest = nearest_flag(name, known);
-  const bool has_value = !nearest.empty() && command.get_option_no_throw(nearest)->get_items_expected_min() > 0;
-  if (has_value && shown.find('=') == std::string::npos && place + 1 < arguments.size()) shown += " " + arguments[place + 1];
   auto text = "there is no flag '" + shown + "'";
   if (!nearest.empty()) text += " (did you mean " + nearest + "?)";
   if (command.get_prefix_command()) text += "; flags of " + command.get_name() + " come before the program, those of the program after it";
@@ -146,7 +145,7 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
         const auto or_long = names.empty() ? "" : " or --" + names.front() + argument.substr(2);
         throw ConfigError("'" + argument + "' is not how flags are written; write " + name + " " + argument.substr(3) + or_long);
       }
-      if (flag == nullptr || is_word) throw no_such_flag(*command, arguments, i, reasons);
+      if (flag == nullptr || is_word) throw no_such_flag(*command, argument, reasons);
       argument.replace(0, end, name);
       has_flags = true;
       const bool needs_value = flag->get_items_expected_min() > 0 && argument.size() == end;

@@ -17,7 +17,9 @@ inline void add_run_flags(CLI::App& app, train::RunOptions& run, std::vector<std
       ->default_str(run.epochs ? std::to_string(*run.epochs) : "")
       ->check(from_to(0, 1'000'000));
   app.add_option("--max-steps", run.steps, "End after so many steps, even within an epoch")->check(from_to(1, 1'000'000'000));
-  app.add_option("--ckpt-prefix", run.prefix, "Save after every epoch, as P-step-N after N steps")->type_name("P");
+  app.add_option("--ckpt-prefix", run.prefix,
+                 "Save after every epoch, as P-step-N after N steps; in a resumed run, N continues from the checkpoint's")
+      ->type_name("P");
   app.add_flag("--resume", run.resume, "Resume from the newest checkpoint under the prefix, if there is one")->needs("--ckpt-prefix");
   app.add_option("--save-steps", run.save_every, "Also save every so many steps")->check(from_to(1, 1'000'000'000))->needs("--ckpt-prefix");
   app.add_flag("--save-beside", run.save_beside, "Continue training while a checkpoint is written")->needs("--ckpt-prefix");

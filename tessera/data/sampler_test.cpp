@@ -223,7 +223,8 @@ TEST(Sampler, RefusesWhatCanNotWork) {
   EXPECT_THAT(refusal({.size = 100, .global_batch = 10, .ranks = 3}), HasSubstr("global batch of 10 can't be divided among 3 ranks"));
   EXPECT_THAT(refusal({.size = 100}), HasSubstr("global batch of 0"));
   EXPECT_THAT(refusal({.size = 0, .global_batch = 10}), HasSubstr("empty"));
-  EXPECT_THAT(refusal({.size = 9, .global_batch = 10}), HasSubstr("9 samples do not fill one global batch of 10"));
+  EXPECT_THAT(refusal({.size = 9, .global_batch = 10}),
+              HasSubstr("9 samples do not fill one global batch of 10; take a smaller one, or let it be filled (without --drop-last"));
   EXPECT_THAT(refusal({.size = 9, .global_batch = 2, .local_ranks = {2}, .ranks = 2}), HasSubstr("no rank 2 of 2"));
   for (const auto& ranks : {std::vector<int>{}, {1, 0}, {1, 1}}) {
     EXPECT_THAT(refusal({.size = 9, .global_batch = 2, .local_ranks = ranks, .ranks = 2}),

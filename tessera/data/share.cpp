@@ -34,7 +34,9 @@ void Division::expect_size() const {
 
 void Division::expect_batch(int64_t samples) const {
   if (batches(samples) > 0) return;
-  throw UsageError("{}: {} samples do not fill one global batch of {}; take a smaller one, or Tail::Fill", owner_, samples, global_batch_);
+  throw UsageError(
+      "{}: {} samples do not fill one global batch of {}; take a smaller one, or let it be filled (without --drop-last, by Tail::Fill)",
+      owner_, samples, global_batch_);
 }
 
 int64_t Division::batches(int64_t samples) const {

@@ -25,8 +25,9 @@ struct RunOptions {
   /// The length of the whole run, including the part before it was resumed. `epochs` or `steps` must be given; with both, the run ends at
   /// the limit that is reached first. With 0, nothing is trained.
   std::optional<int64_t> epochs = {}, steps = {};
-  /// Checkpoints are PREFIX-step-N after N steps, in Tessera's format. While the run exists, no other job can save under the same prefix.
-  /// Without a prefix, nothing is saved.
+  /// Checkpoints are PREFIX-step-N after N steps, in Tessera's format. If a run resumes with larger batches, in which the steps so far are
+  /// fewer, N continues from the checkpoint's. While the run exists, no other job can save under the same prefix. Without a prefix, nothing
+  /// is saved.
   std::filesystem::path prefix = {};
   bool resume = false;       // resumes from the newest checkpoint, if there is one; a job restarted by `tessera launch` always resumes
   bool save_epochs = true;   // saves at the end of each epoch

@@ -201,14 +201,16 @@ class Trouble(Recipe, unittest.TestCase):
 
     def test_wrong_command_line_is_told_with_the_nearest_flag(self):
         said = self.run_recipe("--num_epoch", 2, status=2, ranks=1)
-        self.assertIn("mnist: there is no flag '--num_epoch 2' (did you mean --num-epochs?); mnist --help lists all", said)
+        self.assertIn("mnist: there is no flag '--num_epoch' (did you mean --num-epochs?); mnist --help lists all", said)
         self.assertIn("--batch-size: 'many' is not a whole number from 1 to 1000000", self.run_recipe("--batch_size=many", status=2, ranks=1))
         self.assertIn("--max-steps: '0' is not a whole number from 1 to 1000000000", self.run_recipe("--max-steps", 0, status=2, ranks=1))
+        self.assertIn("--seed: '-1' is not a whole number from 0 to", self.run_recipe("--seed", -1, status=2, ranks=1))
         self.assertIn("--lr needs a value", self.run_recipe("--lr", status=2, ranks=1))
         self.assertIn("the value of --ckpt-prefix is empty", self.run_recipe("--ckpt-prefix", "", status=2, ranks=1))
         shown = subprocess.run([MNIST, "--help"], capture_output=True, text=True, check=True).stdout
         self.assertLessEqual(max(map(len, shown.splitlines())), 80)
         self.assertRegex(shown, r"--batch-size INT +Samples per rank and step \(16 unless given\)")
+        self.assertIn("in a resumed run, N continues from the checkpoint's", " ".join(shown.split()))
         self.assertIn("Exit status:", shown.splitlines()[-1])
 
     @unittest.skipIf("TSAN_OPTIONS" in os.environ, "the thread sanitizer needs files of its own")

@@ -150,13 +150,14 @@ void ModelPlan::fit(std::unique_ptr<ValueSource> stored, const LoadOptions& opti
   std::vector<std::string> faults;
   if (!missing_.empty()) faults.push_back("it has no " + some_of(missing_));
   if (!unused_.empty()) faults.push_back("the model has no " + some_of({unused_.begin(), unused_.end()}));
-  if (!missing_.empty() || !unused_.empty())
-    faults.emplace_back("names that may differ can be given in may_be_missing and may_be_unknown of the options");
   faults.insert(faults.end(), misfits_.begin(), misfits_.begin() + std::min<std::ptrdiff_t>(std::ssize(misfits_), 5));
   if (misfits_.size() > 5) faults.push_back(fmt::format("and {} more do not fit", misfits_.size() - 5));
-  if (!faults.empty())
-    throw UsageError("{} is of another model: {}; make the model as it was saved, or choose another checkpoint", where,
-                     joined(faults, "; "));
+  if (!faults.empty()) {
+    const bool names_differ = !missing_.empty() || !unused_.empty();
+    throw UsageError("{} is of another model: {}; make the model as it was saved, or choose another checkpoint{}", where,
+                     joined(faults, "; "),
+                     names_differ ? "; a program can allow other names by may_be_missing and may_be_unknown of the options" : "");
+  }
   for_each([&](const std::string& name, const at::Tensor&, const std::vector<PartRecord>& parts) {
     const auto found = found_.find(name);
     if (found == found_.end()) return;

@@ -4,9 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/live/model_plan.h"
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
@@ -38,7 +41,8 @@ std::map<std::string, optim::ParameterState> training_state(const Contents& cont
 }
 
 SavedState::SavedState(const Contents& contents, const Manifest& manifest, const CatalogReader& stored,
-                       const std::set<std::string>& elsewhere, const LoadOptions& options, const Communicator& world)
+                       const std::set<std::string>& elsewhere, const LoadOptions& options, const Communicator& world,
+                       const std::string& where)
     : contents_(contents), manifest_(manifest), stored_(stored), world_(world) {
   std::map<std::string, at::Tensor> parameters;
   for (const auto& [name, parameter] : named_parameters(*contents.model)) parameters[name] = parameter;
@@ -48,8 +52,15 @@ SavedState::SavedState(const Contents& contents, const Manifest& manifest, const
     if (elsewhere.contains(place.parameter)) continue;
     const auto found = parameters.find(place.parameter);
     if (found == parameters.end() && matches(place.parameter, options.may_be_unknown)) continue;
+    if (found == parameters.end()) {
+      std::vector<std::string> names;
+      for (const auto& entry : parameters) names.push_back(entry.first);
+      throw UsageError(
+          "{} has the optimizer's state of '{}', but the model here lists {}; list its parameters as that run did (--flatten-parameters, "
+          "fsdp_use_orig_params, ShardOptions::listing)",
+          where, place.parameter, some_of(names));
+    }
     auto& state = state_[place.parameter][place.key];
-    if (found == parameters.end()) continue;  // expect_state() throws and names the parameter
     const auto& parameter = found->second;
     if (reads_in_place(name, parameter)) {
       stored.expect_complete(name);
@@ -58,8 +69,12 @@ SavedState::SavedState(const Contents& contents, const Manifest& manifest, const
       state = read(name, parameter);
     }
   }
-  contents.optimizer.expect_state(*contents.model, of_optimizer());
-  expect_average();
+  try {
+    contents.optimizer.expect_state(*contents.model, of_optimizer());
+    expect_average();
+  } catch (const UsageError& error) {
+    throw UsageError("{}: {}", where, error.what());
+  }
 }
 
 void SavedState::expect_average() const {
@@ -71,7 +86,10 @@ void SavedState::expect_average() const {
   for (const auto& [name, average] : contents_.average->state(*contents_.model)) {
     const auto saved = state_.find(name);
     if (saved == state_.end() || !saved->second.contains(kAverageKey))
-      throw UsageError("the checkpoint has no average of '{}'; leave Contents::average out, and call assign() after loading", name);
+      throw UsageError(
+          "it has no average of '{}'; resume without one, as it was saved (no --ema, no Contents::average), or begin one in the program by "
+          "assign() after loading",
+          name);
     if (saved->second.at(kAverageKey).numel() != average.numel())
       throw UsageError("the average of '{}' that was saved has another shape than the parameter", name);
   }

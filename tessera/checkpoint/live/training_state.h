@@ -19,9 +19,9 @@ class SavedState {
  public:
   /// Leaves out parameters `elsewhere`, which only other ranks have, and parameters that match options.may_be_unknown. Throws UsageError
   /// for state that can't be sharded as the model is, or does not fit the optimizer and the average. The arguments must outlive this
-  /// object.
+  /// object. `where` is the checkpoint in errors.
   SavedState(const Contents& contents, const Manifest& manifest, const CatalogReader& stored, const std::set<std::string>& elsewhere,
-             const LoadOptions& options, const Communicator& world);
+             const LoadOptions& options, const Communicator& world, const std::string& where);
   void load() const;
 
  private:

@@ -48,6 +48,15 @@ std::string newest_of_run(const fs::path& prefix) {
   return folders.empty() ? "" : fmt::format("; did you mean {}?", folders.back().folder.string());
 }
 
+/// Throws IoError, which names the files that are read.
+[[noreturn]] void refuse_format_of(const fs::path& file) {
+  std::vector<std::string> files;
+  for (const auto& row : format_rows()) {
+    if (!row.endings.empty()) files.push_back(fmt::format("{} ({})", row.name, fmt::join(row.endings, ", ")));
+  }
+  throw IoError("{} is not a checkpoint: it is not {}", file, joined(files, ", not "));
+}
+
 /// Throws UsageError if the file is a part of a checkpoint; the error says which folder to give.
 void expect_no_part(const fs::path& file) {
   const auto folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
@@ -78,10 +87,14 @@ Format format_of(const fs::path& path) {
   expect_no_part(path);
   const InputFile file(path);
   if (is_gguf_file(path)) return Format::Gguf;
-  char magic[2] = {};
-  if (file.size() >= sizeof magic) file.read(magic, sizeof magic, 0);
+  char begin[9] = {};  // of a safetensors file: the length of the header, and the brace with which the header begins
+  if (file.size() >= sizeof begin) file.read(begin, sizeof begin, 0);
   const bool is_pickle = row_of(Format::Torch).has_ending(path) || path.extension() == ".tar";
-  if (!is_pickle && (magic[0] != 'P' || magic[1] != 'K')) return Format::Safetensors;
+  const bool is_zip = begin[0] == 'P' && begin[1] == 'K';
+  if (!is_pickle && !is_zip) {
+    if (begin[8] != '{' && !row_of(Format::Safetensors).has_ending(path)) refuse_format_of(path);
+    return Format::Safetensors;
+  }
   return is_torch_xla_file(path) ? Format::TorchXla : Format::Torch;
 }
 
