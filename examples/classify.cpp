@@ -1,5 +1,6 @@
 // Answers with the class of each picture that it is told by name: ls *.jpg | classify resnet18 weights.pth pictures/train 224
 #include <tessera/base/input_file.h>
+#include <tessera/base/words.h>
 #include <tessera/models.h>
 #include <tessera/tessera.h>
 #include <tessera/vision.h>
@@ -11,19 +12,17 @@
 
 using namespace tessera;
 
-int main(int argc, char** argv) {
-  if (argc != 5) {
-    std::fputs("classify MODEL WEIGHTS FOLDER SIZE, where FOLDER has a folder for each class; then names of pictures, one a line\n",
-               stderr);
-    return 2;
-  }
-  const std::string name = argv[1];
-  const auto classes = vision::read_image_folder(argv[3]).classes;
-  const int64_t size = std::stoll(argv[4]);
+/// Returns the exit status: 1 if a picture could not be read.
+int classify(const std::string& name, const std::string& weights, const std::string& folder, int64_t size) {
+  const auto classes = vision::read_image_folder(folder).classes;
   const auto model = models::make_image_model(name, {.classes = std::ssize(classes), .image = size});
-  checkpoint::load_weights(
-      model, argv[2],
-      {.may_be_missing = {".*\\.num_batches_tracked"}, .may_be_unknown = {"AuxLogits\\..*"}, .renamed = models::renames_of(name)});
+  try {
+    checkpoint::load_weights(
+        model, weights,
+        {.may_be_missing = {".*\\.num_batches_tracked"}, .may_be_unknown = {"AuxLogits\\..*"}, .renamed = models::renames_of(name)});
+  } catch (const UsageError& error) {
+    throw UsageError("{}; MODEL and the {} classes in {} must be those it was trained with", error.what(), classes.size(), folder);
+  }
   model->eval();
 
   const torch::NoGradGuard no_grad;
@@ -31,6 +30,7 @@ int main(int argc, char** argv) {
   const vision::TestTransform transform{.shorter_side = (size * 8 + 3) / 7,
                                         .size = size,
                                         .normalize = {.mean = scale.mean, .deviation = scale.deviation}};  // as the recipe tests
+  int status = 0;
   for (std::string path; std::getline(std::cin, path);) {
     try {
       const auto images = torch::empty({1, 3, size, size});
@@ -39,7 +39,22 @@ int main(int argc, char** argv) {
       std::printf("%s: %s (%.0f %%)\n", path.c_str(), classes.at(labels.item<int64_t>()).c_str(), 100 * shares.item<double>());
     } catch (const IoError& error) {
       std::printf("%s\n", error.what());
+      status = 1;
     }
     std::fflush(stdout);
   }
+  return status;
+}
+
+int main(int argc, char** argv) try {
+  const auto size = argc == 5 ? number_of<int64_t>(argv[4]).value_or(0) : 0;
+  if (size > 0) return classify(argv[1], argv[2], argv[3], size);
+  std::fputs(
+      "classify MODEL WEIGHTS FOLDER SIZE, where FOLDER has a folder for each class, and SIZE is the height and width to which\n"
+      "pictures are cut, such as 224; then names of pictures, one a line\n",
+      stderr);
+  return 2;
+} catch (const Error& error) {
+  std::fprintf(stderr, "classify: %s\n", error.what());
+  return 1;
 }

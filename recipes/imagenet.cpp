@@ -1,6 +1,5 @@
 // Trains the networks of torchvision and timm on pictures in folders or tar shards, with the flags of PyTorch/XLA's ImageNet example.
 #include <fmt/format.h>
-#include <tessera/base/folder.h>
 #include <tessera/models.h>
 #include <tessera/tessera.h>
 #include <tessera/vision.h>
@@ -18,6 +17,7 @@ struct Images {
   std::vector<std::string> classes = {};
   std::string fingerprint = {};
   data::SeededFetch fetch = {};
+  std::shared_ptr<vision::Damaged> damaged = {};
 };
 
 /// A few generated images, which repeat.
@@ -28,21 +28,17 @@ Images generate(const Flags& flags, Split split) {
     std::vector<int64_t> places(numbers.begin(), numbers.end());
     for (auto& place : places) place %= made.size();
     const auto batch = data::pick(made, places);
-    return data::Samples{.inputs = batch.inputs.unsqueeze(1).expand({-1, 3, -1, -1}) / 128.F - 1,
-                         .targets = batch.targets.to(torch::kLong)};
+    const auto grey = batch.inputs.to(torch::kFloat).div_(128).sub_(1);
+    return data::Samples{.inputs = grey.unsqueeze(1).expand({-1, 3, -1, -1}), .targets = batch.targets.to(torch::kLong)};
   };
   return {.size = flags.small_sample ? few : many, .classes = std::vector<std::string>(1000), .fetch = fetch};
 }
 
-Images read(const Flags& flags, Split split, const std::shared_ptr<vision::Damaged>& damaged) {
-  const auto folder = flags.datadir / (split == Split::Train ? "train" : "val");
-  std::vector<std::filesystem::path> shards;
-  for (const auto& name : names_in(folder).value_or(std::vector<std::string>())) {
-    if (name.ends_with(".tar")) shards.push_back(folder / name);
-  }
-  const auto set = shards.empty() ? vision::read_image_folder(folder) : vision::read_tar_shards(shards);
+Images read(const Flags& flags, Split split) {
+  const auto set = set_in(flags.datadir / (split == Split::Train ? "train" : "val"));
   const auto normalize = normalize_of(flags);
-  Images images{.size = set.size(), .classes = set.classes, .fingerprint = set.fingerprint()};
+  const auto damaged = flags.skip_damaged ? std::make_shared<vision::Damaged>() : nullptr;
+  Images images{.size = set.size(), .classes = set.classes, .fingerprint = set.fingerprint(), .damaged = damaged};
   if (split == Split::Train) {
     vision::TrainTransform transform{.crop = {.size = flags.image}, .normalize = normalize, .may_shrink = true};
     if (flags.augment) transform.augment.emplace();
@@ -55,8 +51,8 @@ Images read(const Flags& flags, Split split, const std::shared_ptr<vision::Damag
   return images;
 }
 
-Images images_of(const Flags& flags, Split split, const std::shared_ptr<vision::Damaged>& damaged) {
-  auto images = flags.fake_data ? generate(flags, split) : read(flags, split, damaged);
+Images images_of(const Flags& flags, Split split) {
+  auto images = flags.fake_data ? generate(flags, split) : read(flags, split);
   auto fetch = images.fetch;
   if (split == Split::Train)
     fetch = vision::mix(fetch, {.mixup = flags.mixup, .cutmix = flags.cutmix, .classes = std::ssize(images.classes)});
@@ -85,21 +81,21 @@ train::Values accuracy_of(const std::shared_ptr<models::ImageModel>& model, cons
     const auto right = answers.eq(labels.unsqueeze(1));  // labels of damaged pictures are negative
     counts += torch::stack({right.select(1, 0).sum(), right.sum(), labels.ge(0).sum()});
   }
+  if (test.damaged) test.damaged->names_on(trainer.world());  // throws if all are damaged
   const auto shares = counts.cpu().to(torch::kDouble) * 100 / std::max<int64_t>(counts[2].item<int64_t>(), 1);
   return {{"accuracy", shares[0].item<double>()}, {"accuracy_top_5", shares[1].item<double>()}};
 }
 
 int train_and_test(const Flags& flags) {
   Trainer trainer(options_of(flags));
-  const auto damaged = flags.skip_damaged ? std::make_shared<vision::Damaged>() : nullptr;
-  const auto training = images_of(flags, Split::Train, damaged), test = images_of(flags, Split::Test, damaged);
+  const auto training = images_of(flags, Split::Train), test = images_of(flags, Split::Test);
   if (const auto [own, other] = std::ranges::mismatch(test.classes, training.classes); own != test.classes.end())
     throw ConfigError("{}: val/ has other classes than train/, the first is '{}' in place of {}", flags.datadir.string(), *own,
                       other == training.classes.end() ? "none" : "'" + *other + "'");
   const auto make = [&] { return models::make_image_model(flags.model, {.classes = std::ssize(training.classes), .image = flags.image}); };
   auto model = deferred_init(make, {.seed = flags.seed});
   trainer.prepare(model);
-  if (!flags.weights.empty()) checkpoint::load_weights(model, flags.weights, weights_of(flags));
+  if (!flags.weights.empty()) with_advice(flags, [&] { checkpoint::load_weights(model, flags.weights, weights_of(flags)); });
   trainer.set_seed(flags.seed, {.device_specific = true});  // each rank drops out other values
   data::Loader loader(trainer.make_sampler({.size = training.size,
                                             .global_batch = flags.batch_size * trainer.num_processes(),
@@ -111,7 +107,8 @@ int train_and_test(const Flags& flags) {
   std::optional<optim::Average> average;
   if (flags.average > 0) trainer.prepare(average.emplace(model, optim::AverageOptions{.decay = flags.average}));
 
-  train::Run run(trainer, loader, flags.run);
+  auto run = with_advice(flags, [&] { return train::Run(trainer, loader, flags.run); });
+  if (run.last_checkpoint() && !flags.weights.empty()) run.say("the run was resumed, so --weights is not used");
   int64_t tested = -1;  // the step
   double best = 0;
   const auto test_now = [&] {
@@ -136,13 +133,14 @@ int train_and_test(const Flags& flags) {
       run.report({{"loss", loss}, {"grad_norm", norm}});
     }
     if (run.stopped()) break;
+    if (training.damaged) training.damaged->names_on(trainer.world());
     sync_buffers(*model, trainer.world());
     run.save();
     if (!flags.test_at_end && run.epoch() % flags.eval_interval == 0) with_average(test_now);
   }
   if (run.stopped()) return 0;
   if (tested != trainer.steps()) with_average(test_now);
-  if (damaged && damaged->count > 0) tessera::log(LogLevel::Warning, "damaged pictures were left out {} times", damaged->count.load());
+  tell_of_damaged({training.damaged, test.damaged}, trainer, run);
   if (!flags.output.empty()) with_average([&] { trainer.save_model(model, flags.output); });
   if (const auto file = consolidate(run, flags, trainer); !file.empty()) {
     const auto plain = make();

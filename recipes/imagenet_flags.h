@@ -2,6 +2,8 @@
 // ViTs and one's own pictures need.
 #pragma once
 
+#include <tessera/base/folder.h>
+#include <tessera/base/words.h>
 #include <tessera/models/image_model.h>
 #include <tessera/tessera.h>
 #include <tessera/vision.h>
@@ -13,7 +15,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
+#include <vector>
 
 #include "recipe_flags.h"
 
@@ -91,6 +95,35 @@ inline tessera::checkpoint::WeightsOptions weights_of(const Flags& flags) {
 inline tessera::vision::Normalize normalize_of(const Flags& flags) {
   const auto scale = tessera::models::pixel_scale_of(flags.model);
   return {.mean = scale.mean, .deviation = scale.deviation};
+}
+
+/// Calls `load`, whose error says what to do if the last layer has another size.
+template <class Load>
+auto with_advice(const Flags& flags, const Load& load) {
+  try {
+    return load();
+  } catch (const tessera::UsageError& error) {
+    const auto head = std::string("'") + family_of(flags.model).head + ".weight'";
+    if (std::string_view(error.what()).find(head) == std::string_view::npos) throw;
+    throw tessera::UsageError("{}; if it was saved for other classes, begin a run with --weights FILE --new-head", error.what());
+  }
+}
+
+/// The tar shards in a folder, or the pictures in folders.
+inline tessera::vision::ImageSet set_in(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> shards;
+  for (const auto& name : tessera::names_in(folder).value_or(std::vector<std::string>())) {
+    if (name.ends_with(".tar")) shards.push_back(folder / name);
+  }
+  return shards.empty() ? tessera::vision::read_image_folder(folder) : tessera::vision::read_tar_shards(shards);
+}
+
+/// Says how many pictures were left out, if any.
+inline void tell_of_damaged(const std::vector<std::shared_ptr<tessera::vision::Damaged>>& sets, const tessera::Trainer& trainer,
+                            tessera::train::Run& run) {
+  int64_t count = 0;
+  for (const auto& damaged : sets) count += damaged ? std::ssize(damaged->names_on(trainer.world())) : 0;
+  if (count > 0) run.say(fmt::format("{} could not be decoded and counted for nothing", tessera::counted(count, "picture")));
 }
 
 /// The mean over pictures that are not damaged. Targets are labels, or shares of classes.
@@ -245,6 +278,18 @@ inline void expect_sense(const CLI::App& app, const Flags& flags) {
   }
 }
 
+/// Throws ConfigError for images that the network does not take.
+inline void expect_image(const Flags& flags) {
+  const auto smallest = tessera::models::smallest_image_of(flags.model);
+  if (flags.image < smallest) {
+    throw tessera::ConfigError("--image-size {}: {} takes images of at least {}; raise --image-size", flags.image, flags.model, smallest);
+  }
+  if (family_of(flags.model).blocks == std::string_view("VitBlock") && flags.image % smallest != 0) {
+    throw tessera::ConfigError("--image-size {0}: {1} cuts images into patches of {2} by {2}; give a multiple of {2}", flags.image,
+                               flags.model, smallest);
+  }
+}
+
 inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--model", flags.model, "The network")
       ->capture_default_str()
@@ -262,6 +307,7 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.callback([&app, &flags] {
     expect_sense(app, flags);
     if (flags.image == 0) flags.image = tessera::models::image_of(flags.model);
+    expect_image(flags);
     if (!flags.lr) flags.lr = flags.optimizer == "adamw" ? 1e-3 : flags.model == "resnet50" ? 0.5 : 0.1;
     if (flags.profile) flags.run.trace = flags.logdir.empty() ? "profile" : flags.logdir;
     if (!flags.logdir.empty()) flags.metrics.push_back((flags.logdir / "").string());

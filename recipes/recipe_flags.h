@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <tessera/base/env.h>
 #include <tessera/base/error.h>
 #include <tessera/checkpoint/consolidate.h>
 #include <tessera/cli/run_flags.h>
@@ -79,4 +80,7 @@ inline void add_recipe_flags(CLI::App& app, RecipeFlags& flags, const std::strin
       ->capture_default_str()
       ->check(from_to(0, 1000));
   tessera::cli::add_run_flags(app, flags.run, flags.metrics);
+  app.parse_complete_callback([&flags] {
+    if (tessera::env("TESSERA_XLA_TRACE_ONLY")) flags.workers = 0;  // batches are for all devices, and several ahead take much memory
+  });
 }

@@ -54,7 +54,7 @@ class SampledSource : public Source {
 };
 
 std::string counted_at(const Position& position) {
-  return fmt::format("batch {} of epoch {}: ", position.batch, position.epoch);
+  return fmt::format("batch {} of epoch {}, counted from 0: ", position.batch, position.epoch);
 }
 
 UsageError no_such_place(const Position& position, int64_t batches) {

@@ -64,7 +64,8 @@ TEST(LoaderOfRanks, TellsAllRanksWhatRank0CouldNotFetch) {
     };
     Loader loader{Sampler(samples), fetch, {.dispatch = world}};
     EXPECT_TRUE(loader.next());
-    for (int i = 0; i < 2; i++) EXPECT_THAT(message_of<IoError>([&] { loader.next(); }), HasSubstr("batch 1 of epoch 0: the disk is gone"));
+    for (int i = 0; i < 2; i++)
+      EXPECT_THAT(message_of<IoError>([&] { loader.next(); }), HasSubstr("batch 1 of epoch 0, counted from 0: the disk is gone"));
     loader.seek({.batch = 2});
     EXPECT_THAT(message_of<UsageError>([&] { loader.next(); }),
                 HasSubstr("a row for each of its 2 samples, but there is a tensor of sizes [5]"));

@@ -67,7 +67,7 @@ TEST_P(WithWorkers, PutsBatchesWhereTheyAreWanted) {
   }
   loader.place([](const at::Tensor&) -> at::Tensor { throw IoError("no room"); });
   EXPECT_FALSE(loader.next());
-  EXPECT_THAT(message_of<IoError>([&] { loader.next(); }), HasSubstr("batch 0 of epoch 1: no room"));
+  EXPECT_THAT(message_of<IoError>([&] { loader.next(); }), HasSubstr("batch 0 of epoch 1, counted from 0: no room"));
 }
 
 TEST_P(WithWorkers, DeliversInTheSamplersOrder) {
@@ -151,7 +151,7 @@ TEST_P(WithWorkers, ThrowsWhatFetchThrowsAtTheBatchThatItBelongsTo) {
   Loader loader{Sampler(kSamples), fetch, {.workers = GetParam()}};
   for (int i = 0; i < 3; i++) EXPECT_TRUE(loader.next().has_value());
   for (int i = 0; i < 2; i++) {
-    EXPECT_EQ(message_of<IoError>([&] { loader.next(); }), "batch 3 of epoch 0: image 17 is torn");
+    EXPECT_EQ(message_of<IoError>([&] { loader.next(); }), "batch 3 of epoch 0, counted from 0: image 17 is torn");
     EXPECT_EQ(loader.position(), (Position{.batch = 3}));
   }
 }
@@ -181,7 +181,7 @@ TEST_P(WithWorkers, MarksWhatOnlyFillsABatch) {
                 short_of_one,
                 {.workers = GetParam(), .target_of_repeats = -100}};
   loader.next();
-  EXPECT_THAT(message_of<UsageError>([&] { loader.next(); }), HasSubstr("batch 1 of epoch 0: "));
+  EXPECT_THAT(message_of<UsageError>([&] { loader.next(); }), HasSubstr("batch 1 of epoch 0, counted from 0: "));
 }
 
 TEST_P(WithWorkers, FetchesWithoutGradients) {

@@ -187,7 +187,8 @@ TEST(Stream, ThrowsWhatPullThrowsAtTheBatchThatItBelongsTo) {
     };
     Loader loader(Stream(options), {.workers = workers});
     for (int i = 0; i < 3; i++) EXPECT_TRUE(loader.next());
-    for (int i = 0; i < 2; i++) EXPECT_EQ(message_of<IoError>([&] { loader.next(); }), "batch 3 of epoch 0: the line is cut");
+    for (int i = 0; i < 2; i++)
+      EXPECT_EQ(message_of<IoError>([&] { loader.next(); }), "batch 3 of epoch 0, counted from 0: the line is cut");
     EXPECT_EQ(loader.position(), (Position{.batch = 3}));
   }
 }

@@ -20,12 +20,13 @@ struct KnownModel {
   std::string name;
   std::function<std::shared_ptr<ImageModel>(const ImageModelOptions&)> make;
   std::vector<std::pair<std::string, std::string>> renames;
-  int64_t image = 224;
+  int64_t smallest = 1, image = 224;  // height and width
 };
 
 template <class Model, class Options>
-KnownModel known(const std::string& name, const Options& shape, int64_t image = 224) {
-  KnownModel row{.name = name, .make = {}, .renames = {}, .image = image};
+KnownModel known(const std::string& name, const Options& shape, int64_t smallest = 1, int64_t image = 224) {
+  KnownModel row{.name = name, .make = {}, .renames = {}, .smallest = smallest, .image = image};
+  if constexpr (requires { shape.patch; }) row.smallest = shape.patch;
   if constexpr (requires { Model::Impl::renames(); }) row.renames = Model::Impl::renames();
   row.make = [name, shape](const ImageModelOptions& given) -> std::shared_ptr<ImageModel> {
     auto options = shape;
@@ -43,27 +44,27 @@ KnownModel known(const std::string& name, const Options& shape, int64_t image = 
 
 const std::vector<KnownModel>& known_models() {
   static const std::vector<KnownModel> all = {
-      known<AlexNet>("alexnet", AlexNetOptions{}),
-      known<DenseNet>("densenet121", DenseNetOptions::of_121()),
-      known<DenseNet>("densenet161", DenseNetOptions::of_161()),
-      known<DenseNet>("densenet169", DenseNetOptions::of_169()),
-      known<DenseNet>("densenet201", DenseNetOptions::of_201()),
-      known<Inception>("inception_v3", InceptionOptions{}, 299),
+      known<AlexNet>("alexnet", AlexNetOptions{}, 63),
+      known<DenseNet>("densenet121", DenseNetOptions::of_121(), 29),
+      known<DenseNet>("densenet161", DenseNetOptions::of_161(), 29),
+      known<DenseNet>("densenet169", DenseNetOptions::of_169(), 29),
+      known<DenseNet>("densenet201", DenseNetOptions::of_201(), 29),
+      known<Inception>("inception_v3", InceptionOptions{}, 75, 299),
       known<ResNet>("resnet18", ResNetOptions::resnet18()),
       known<ResNet>("resnet34", ResNetOptions::resnet34()),
       known<ResNet>("resnet50", ResNetOptions::resnet50()),
       known<ResNet>("resnet101", ResNetOptions::resnet101()),
       known<ResNet>("resnet152", ResNetOptions::resnet152()),
-      known<SqueezeNet>("squeezenet1_0", SqueezeNetOptions::squeezenet1_0()),
-      known<SqueezeNet>("squeezenet1_1", SqueezeNetOptions::squeezenet1_1()),
-      known<Vgg>("vgg11", VggOptions::vgg11()),
-      known<Vgg>("vgg11_bn", VggOptions::vgg11(true)),
-      known<Vgg>("vgg13", VggOptions::vgg13()),
-      known<Vgg>("vgg13_bn", VggOptions::vgg13(true)),
-      known<Vgg>("vgg16", VggOptions::vgg16()),
-      known<Vgg>("vgg16_bn", VggOptions::vgg16(true)),
-      known<Vgg>("vgg19", VggOptions::vgg19()),
-      known<Vgg>("vgg19_bn", VggOptions::vgg19(true)),
+      known<SqueezeNet>("squeezenet1_0", SqueezeNetOptions::squeezenet1_0(), 21),
+      known<SqueezeNet>("squeezenet1_1", SqueezeNetOptions::squeezenet1_1(), 17),
+      known<Vgg>("vgg11", VggOptions::vgg11(), 32),
+      known<Vgg>("vgg11_bn", VggOptions::vgg11(true), 32),
+      known<Vgg>("vgg13", VggOptions::vgg13(), 32),
+      known<Vgg>("vgg13_bn", VggOptions::vgg13(true), 32),
+      known<Vgg>("vgg16", VggOptions::vgg16(), 32),
+      known<Vgg>("vgg16_bn", VggOptions::vgg16(true), 32),
+      known<Vgg>("vgg19", VggOptions::vgg19(), 32),
+      known<Vgg>("vgg19_bn", VggOptions::vgg19(true), 32),
       known<Vit>("vit_b_16", VitOptions::base()),
       known<Vit>("vit_tiny_patch16_224", VitOptions::tiny()),
       known<Vit>("vit_small_patch16_224", VitOptions::small()),
@@ -88,7 +89,12 @@ const KnownModel& find_model(const std::string& name) {
 }  // namespace
 
 std::shared_ptr<ImageModel> make_image_model(const std::string& name, const ImageModelOptions& options) {
-  return find_model(name).make(options);
+  const auto& known = find_model(name);
+  if (options.image < known.smallest) {
+    throw UsageError("{0} takes images of at least {1} by {1}, and not of {2} by {2}; give it larger ones", name, known.smallest,
+                     options.image);
+  }
+  return known.make(options);
 }
 
 const std::vector<std::string>& image_model_names() {
@@ -102,6 +108,10 @@ const std::vector<std::string>& image_model_names() {
 
 int64_t image_of(const std::string& name) {
   return find_model(name).image;
+}
+
+int64_t smallest_image_of(const std::string& name) {
+  return find_model(name).smallest;
 }
 
 PixelScale pixel_scale_of(const std::string& name) {

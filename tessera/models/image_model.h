@@ -27,7 +27,7 @@ struct ImageModelOptions {
 };
 
 /// The network of this name, with initial weights drawn as torchvision draws them, or timm for ViTs (vit_b_16 begins as timm's
-/// vit_base_patch16_224). Throws UsageError if there is none.
+/// vit_base_patch16_224). Throws UsageError if there is none, or if images are smaller than it takes them.
 std::shared_ptr<ImageModel> make_image_model(const std::string& name, const ImageModelOptions& options = {});
 
 /// torchvision's alexnet, densenet, inception_v3, resnet, squeezenet, vgg and vit_b_16; timm's ViTs from vit_tiny_patch16_224 to
@@ -36,6 +36,9 @@ const std::vector<std::string>& image_model_names();
 
 /// The height and width of the images for which the weights of this name were trained.
 int64_t image_of(const std::string& name);
+
+/// The smallest height and width of images that this network takes: for a ViT that of its patches, into which it cuts images.
+int64_t smallest_image_of(const std::string& name);
 
 /// The means that were taken from values of pixels, from 0 to 1, and the deviations that these were then divided by, for published weights.
 struct PixelScale {

@@ -1,6 +1,7 @@
 // Networks for images have the names, shapes, results and initial weights of torchvision's and timm's.
 #include "tessera/models/image_model.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -203,6 +204,22 @@ TEST(ImageModels, AVggStartsAsItsPaperSays) {
   expect_drawn(*vgg->features->ptr(3), std::sqrt(2.0 / (9 * 128)));
   expect_drawn(*vgg->features->ptr(18), std::sqrt(2.0 / (9 * 512)));
   expect_drawn(*last, 0.01);
+}
+
+TEST(ImageModels, TakeImagesFromTheSmallestSizeOn) {
+  const torch::NoGradGuard no_grad;
+  for (const std::string name : {"alexnet", "densenet121", "inception_v3", "resnet18", "squeezenet1_0", "squeezenet1_1", "vgg11"}) {
+    const auto size = models::smallest_image_of(name);
+    const auto model = deferred_init([&] { return make_image_model(name, {.classes = 2, .image = size}); }, {.seed = 1});
+    materialize(*model, [](const std::string&, at::Tensor&) {});  // which draws nothing
+    model->eval();
+    EXPECT_EQ(model->forward(at::ones({1, 3, size, size})).size(1), 2) << name;
+    if (size == 1) continue;
+    EXPECT_ANY_THROW(model->forward(at::ones({1, 3, size - 1, size - 1}))) << name;
+    EXPECT_THAT(message_of<UsageError>([&] { make_image_model(name, {.image = size - 1}); }),
+                HasSubstr(fmt::format("{0} takes images of at least {1} by {1}", name, size)));
+  }
+  EXPECT_EQ(models::smallest_image_of("vit_huge_patch14_224"), 14);
 }
 
 TEST(ImageModels, AnUnknownNameOrAnOptionOfOthersIsAnError) {

@@ -34,10 +34,10 @@ struct Fetched {
       targets[i] = images.labels[static_cast<size_t>(numbers[i])];
       try {
         apply_to(i, bytes, images.name(numbers[i]), place);
+        if (damaged) damaged->add_other();
       } catch (const IoError& error) {
-        if (!damaged) throw;
-        damaged->count++;
-        log(LogLevel::Warning, "a damaged picture counts for nothing: {}", error.what());
+        if (!damaged) throw IoError("{}; with --skip-damaged (vision::Damaged) such pictures count for nothing", error.what());
+        damaged->add(images.name(numbers[i]), error);
         place.zero_();
         targets[i] = kDamagedTarget;
       }
@@ -52,6 +52,32 @@ std::shared_ptr<const Fetched> shared(ImageSet images, int64_t size, std::shared
 }
 
 }  // namespace
+
+std::set<std::string> Damaged::names() const {
+  const std::lock_guard lock(mutex_);
+  return names_;
+}
+
+std::set<std::string> Damaged::names_on(const Communicator& world) const {
+  std::string own(1, has_others_ ? '+' : '-');
+  for (const auto& name : names()) own += name + '\0';
+  std::set<std::string> all;
+  bool has_others = false;
+  for (const auto& text : world.texts(own, {.unit = "damaged pictures"})) {
+    has_others = has_others || text.front() == '+';
+    for (size_t begin = 1, end = 0; (end = text.find('\0', begin)) != std::string::npos; begin = end + 1)
+      all.insert(text.substr(begin, end - begin));
+  }
+  if (!all.empty() && !has_others) {
+    throw IoError("not one picture could be decoded, but {} are damaged, such as {}; the log says why", all.size(), *all.begin());
+  }
+  return all;
+}
+
+void Damaged::add(const std::string& name, const std::exception& error) {
+  const std::lock_guard lock(mutex_);
+  if (names_.insert(name).second) log(LogLevel::Warning, "a damaged picture counts for nothing: {}", error.what());
+}
 
 void apply(const TrainTransform& transform, std::string_view bytes, const std::string& name, uint64_t seed, const at::Tensor& place) {
   Draws draws(seed);

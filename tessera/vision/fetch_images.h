@@ -5,11 +5,15 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
+#include "tessera/comm/communicator.h"
 #include "tessera/data/loader.h"
 #include "tessera/vision/image_set.h"
 #include "tessera/vision/transforms.h"
@@ -43,11 +47,24 @@ void apply(const TestTransform& transform, std::string_view bytes, const std::st
 
 /// The target of a damaged picture, which cross_entropy ignores.
 constexpr int64_t kDamagedTarget = -100;
-/// With it a picture that can't be decoded counts for nothing: its numbers are 0 and its target is kDamagedTarget. The log names it. One
-/// that can't be read, because it is gone or the disk fails, is an error all the same. `count` is of all that were decoded on this rank,
-/// also for batches that a Loader fetches ahead and never gives.
-struct Damaged {
-  std::atomic<int64_t> count = 0;
+/// With it a picture that can't be decoded counts for nothing: its numbers are 0 and its target is kDamagedTarget. The log names it once.
+/// One that can't be read, because it is gone or the disk fails, is an error all the same. It knows of all pictures of this process, also
+/// of batches that a Loader fetches ahead and never gives.
+class Damaged {
+ public:
+  /// The pictures that can't be decoded, by ImageSet::name.
+  std::set<std::string> names() const;
+  /// Those of all ranks. Throws IoError, on all of them, if there are some and no rank could decode any other. Collective.
+  std::set<std::string> names_on(const Communicator& world) const;
+
+  /// For fetch_images. `error` has the picture's name.
+  void add(const std::string& name, const std::exception& error);
+  void add_other() { has_others_ = true; }
+
+ private:
+  mutable std::mutex mutex_;
+  std::set<std::string> names_;
+  std::atomic<bool> has_others_ = false;
 };
 
 /// For a Loader over a Sampler of as many samples as there are pictures: inputs are floats {n, 3, size, size}, channels last, and targets

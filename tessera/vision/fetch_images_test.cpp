@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <span>
 
@@ -22,7 +23,9 @@ namespace tessera::testing::fetch_images_test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using vision::Damaged;
 using vision::fetch_images;
 using vision::ImageSet;
@@ -170,21 +173,43 @@ TEST_F(FetchImages, ThrowsOrCountsWhatIsDamaged) {
   const std::vector<uint64_t> seeds(5);
   const auto damaged_name = (folder / "a/1.png").string();
   EXPECT_THAT(message_of<IoError>([&] { fetch_images(images, kTest)(numbers); }), HasSubstr(damaged_name));
-  EXPECT_THAT(message_of<IoError>([&] { fetch_images(images, kTrain)(numbers, seeds); }), HasSubstr(damaged_name));
+  EXPECT_THAT(message_of<IoError>([&] { fetch_images(images, kTrain)(numbers, seeds); }),
+              AllOf(HasSubstr(damaged_name), HasSubstr("with --skip-damaged (vision::Damaged)")));
   const auto damaged = std::make_shared<Damaged>();
   std::string logged;
   const auto before = set_log_sink([&](const LogRecord& record) { logged += std::string(record.text) + "\n"; });
   const auto tested = fetch_images(images, kTest, damaged)(numbers);
   const auto trained = fetch_images(images, kTrain, damaged)(numbers, seeds);
   set_log_sink(before);
-  EXPECT_EQ(damaged->count.load(), 4);
+  EXPECT_THAT(damaged->names(), ElementsAre(damaged_name, (folder / "a/3.png").string()));
   EXPECT_THAT(logged, AllOf(HasSubstr(damaged_name), HasSubstr((folder / "a/3.png").string())));
+  EXPECT_EQ(std::ranges::count(logged, '\n'), 2);  // each once
   for (const auto& batch : {tested, trained}) {
     EXPECT_TRUE(at::equal(batch.targets, at::tensor({0, -100, 0, -100, 0}, at::kLong)));
     EXPECT_TRUE(at::equal(batch.inputs.flatten(1).ne(0).any(1), batch.targets.eq(0)));
   }
   std::filesystem::remove(folder / "a/4.png");
   EXPECT_THAT(message_of<IoError>([&] { fetch_images(images, kTest, damaged)(numbers); }), HasSubstr((folder / "a/4.png").string()));
+}
+
+TEST_F(FetchImages, CountsDamagedPicturesOfAllRanksOnce) {
+  const Folder folder;
+  std::filesystem::create_directories(folder / "a");
+  for (int64_t i = 0; i < 3; i++) write_file(folder / fmt::format("a/{}.png", i), i == 0 ? png_of(picture(i)) : "");
+  const auto images = vision::read_image_folder(folder.path());
+  const auto before = set_log_sink([](const LogRecord&) {});
+  with_ranks(2, [&](const Communicator& world) {
+    const auto damaged = std::make_shared<Damaged>();
+    const auto fetch = fetch_images(images, kTest, damaged);
+    EXPECT_THAT(damaged->names_on(world), IsEmpty());
+    fetch(std::vector<int64_t>{1 + world.rank()});
+    EXPECT_EQ(damaged->names().size(), 1);
+    EXPECT_THAT(message_of<IoError>([&] { damaged->names_on(world); }),
+                HasSubstr("not one picture could be decoded, but 2 are damaged, such as " + images.name(1)));
+    fetch(std::vector<int64_t>{0, 1});
+    EXPECT_THAT(damaged->names_on(world), ElementsAre(images.name(1), images.name(2)));
+  });
+  set_log_sink(before);
 }
 
 TEST_F(FetchImages, RefusesWhatCanNotWork) {

@@ -11,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/input_file.h"
+#include "tessera/base/words.h"
 #include "tessera/vision/codecs.h"
 #include "tessera/vision/transforms.h"
 
@@ -40,8 +41,11 @@ const Codec& codec_of(std::string_view bytes, const std::string& name) {
   if (found != kCodecs.end()) return *found;
   if (bytes.empty()) throw IoError("{} is empty, and no picture", name);
   const auto beginning = bytes.substr(0, 12);
-  throw IoError("{} is no JPEG, PNG or WebP: it begins with [{}]", name,
-                fmt::format("{:02x}", fmt::join(std::span(reinterpret_cast<const uint8_t*>(beginning.data()), beginning.size()), ", ")));
+  const bool is_text = std::ranges::all_of(beginning, [](char letter) { return letter == '\n' || (letter >= ' ' && letter <= '~'); });
+  const auto shown = is_text ? fmt::format("'{}'", printable(beginning))
+                             : fmt::format("the bytes {:02x}",
+                                           fmt::join(std::span(reinterpret_cast<const uint8_t*>(beginning.data()), beginning.size()), " "));
+  throw IoError("{} is not a JPEG, PNG or WebP: it begins with {}", name, shown);
 }
 
 /// As Exif means its orientations: those from 5 on have rows and columns exchanged, and then some are mirrored.

@@ -177,7 +177,8 @@ TEST(Image, RefusesWhatIsNoPicture) {
     return said;
   };
   EXPECT_EQ(refusal(""), "a/b.jpg is empty, and no picture");
-  EXPECT_EQ(refusal("GIF89a"), "a/b.jpg is no JPEG, PNG or WebP: it begins with [47, 49, 46, 38, 39, 61]");
+  EXPECT_EQ(refusal("GIF89a"), "a/b.jpg is not a JPEG, PNG or WebP: it begins with 'GIF89a'");
+  EXPECT_EQ(refusal("\xff\xd8 x"), "a/b.jpg is not a JPEG, PNG or WebP: it begins with the bytes ff d8 20 78");
   EXPECT_THAT(refusal("\xff\xd8\xff\xd9"), HasSubstr("a/b.jpg is damaged"));
   EXPECT_EQ(vision::size_of_image(png_of("\0\0\0\7"s, "\0\0\0\5"s), "a").width, 7);
   EXPECT_THAT(message_of<IoError>([] { vision::read_image("no/such.png"); }), HasSubstr("no/such.png"));

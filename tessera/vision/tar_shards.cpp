@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/input_file.h"
+#include "tessera/base/log.h"
 #include "tessera/base/words.h"
 #include "tessera/vision/tar.h"
 
@@ -79,6 +80,19 @@ ImageSet read_shard(const std::filesystem::path& path) {
   add_pair(file, pair, images);
   if (images.size() == 0) throw IoError("{} has no picture: a pair of files such as 000.jpg and 000.cls", path);
   return images;
+}
+
+/// Because the highest label counts the classes, a single wrong one makes many that have no picture.
+void warn_of_empty_classes(const ImageSet& images) {
+  std::vector<bool> has_picture(images.classes.size());
+  for (const auto label : images.labels) has_picture[static_cast<size_t>(label)] = true;
+  std::vector<std::string> empty;
+  for (size_t label = 0; label < has_picture.size(); label++) {
+    if (!has_picture[label]) empty.push_back(images.classes[label]);
+  }
+  if (empty.empty()) return;
+  log(LogLevel::Warning, "the tar shards from {} on have {} classes, from 0 to the highest number in a .cls file, but no picture of {}",
+      images.roots.front(), images.classes.size(), some_of(empty));
 }
 
 /// The texts of a range such as 7..12 or 007..012, which bash writes with as many digits; nothing if it is none.
@@ -158,6 +172,7 @@ ImageSet read_tar_shards(const std::vector<std::filesystem::path>& files) {
     shards[i] = {};
   }
   for (int64_t label = 0; label <= std::ranges::max(images.labels); label++) images.classes.push_back(std::to_string(label));
+  warn_of_empty_classes(images);
   return images;
 }
 

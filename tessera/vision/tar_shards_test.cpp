@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tests/testing/folder.h"
 #include "tests/testing/image_files.h"
 #include "tests/testing/transports.h"
@@ -11,6 +12,7 @@
 namespace tessera::testing::tar_shards_test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using vision::expand_braces;
@@ -43,6 +45,20 @@ TEST(TarShards, FindsPairsInAllArchives) {
   EXPECT_NE(swapped.fingerprint(), images.fingerprint());
   std::filesystem::resize_file(folder / "0.tar", 700);
   EXPECT_THAT(message_of<IoError>([&] { images.read(1, buffer); }), HasSubstr("0.tar"));
+}
+
+TEST(TarShards, WarnsOfClassesWithoutPictures) {
+  const Folder folder;
+  std::string logged;
+  const auto before = set_log_sink([&](const LogRecord& record) { logged += record.text; });
+  write_file(folder / "0.tar", tar_of({{"a.jpg", "A"}, {"a.cls", "0"}, {"b.jpg", "B"}, {"b.cls", "1"}}));
+  EXPECT_EQ(read_tar_shards({folder / "0.tar"}).classes.size(), 2);
+  EXPECT_EQ(logged, "");
+  write_file(folder / "1.tar", tar_of({{"c.jpg", "C"}, {"c.cls", "99"}}));
+  EXPECT_EQ(read_tar_shards({folder / "0.tar", folder / "1.tar"}).classes.size(), 100);
+  set_log_sink(before);
+  EXPECT_THAT(logged,
+              AllOf(HasSubstr("0.tar"), HasSubstr("have 100 classes"), HasSubstr("but no picture of '2', '3', "), HasSubstr("more")));
 }
 
 TEST(TarShards, SaysWhatIsWrongWithAnArchive) {

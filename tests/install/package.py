@@ -176,7 +176,7 @@ with tempfile.TemporaryDirectory() as folder:
     if has_vision:
         install("vision")
         assert "tessera/vision/image.h" in check_headers(include, torch, compiler)
-        assert "drawing.gif is no JPEG, PNG or WebP" in run(build("vision", "vision", "core;vision", "tessera::vision"))
+        assert "drawing.gif is not a JPEG, PNG or WebP" in run(build("vision", "vision", "core;vision", "tessera::vision"))
     if has_xla:
         install("xla")
         assert "tessera/xla/init.h" in check_headers(include, torch, compiler)

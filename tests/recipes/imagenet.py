@@ -15,6 +15,7 @@ except ImportError:
     Image = None
 
 LAUNCHER, IMAGENET = sys.argv[1], sys.argv[2]
+CLASSIFY = pathlib.Path(IMAGENET).resolve().parents[1] / "examples/classify"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COLOURS = {"blue": (60, 60, 200), "green": (60, 200, 60), "red": (200, 60, 60)}
 TRAINING, TESTING = 72, 31  # an uneven number to test with
@@ -102,8 +103,10 @@ class Training(Recipe):
         if "there is no torchvision" not in read.stderr:
             self.assertEqual(read.stdout.split()[-1:], ["1.0"], read.stderr)
 
-        said = self.run_recipe(*flags, 4, *prefix, "--num-epochs", 7, "--resume", "--no-ckpt-consolidation", "--target-accuracy", 90, ranks=3)
+        said = self.run_recipe(*flags, 4, *prefix, "--num-epochs", 7, "--resume", "--no-ckpt-consolidation", "--target-accuracy", 90,
+                               "--weights", consolidated, ranks=3)
         self.assertIn("net-step-000036", said)
+        self.assertIn("so --weights is not used", said)
         self.assertIn("step 42: accuracy", said)
         self.run_recipe(*SMALL, "--num-epochs", 0, "--target-accuracy", 90, status=21, ranks=1)
 
@@ -118,6 +121,8 @@ class Training(Recipe):
         # Buffers were averaged over the ranks where the run was saved, so the test may differ by a picture.
         self.assertAlmostEqual(parts[-1]["accuracy"], through[-1]["accuracy"], delta=10)
         self.assertEqual([row["lr"] for row in through if "lr" in row][-1], 0.025)
+        said = self.run_recipe(*self.FLAGS, 6, "--num-epochs", 2, "--resume", *prefix)
+        self.assertIn("has a moving average, which is not loaded and ends here; to keep it, give --ema", said)
 
 
 class Options(Recipe):
@@ -160,8 +165,10 @@ class Options(Recipe):
             (self.folder / "two" / split).mkdir()
             for name in ("blue", "red"):
                 (self.folder / "two" / split / name).symlink_to(self.pictures / split / name)
-        other = [*TINY_VIT, "--weights", self.folder / "tuned", "--new-head", "--num-epochs", 0]
-        self.run_recipe(*other, data=["--datadir", self.folder / "two"], ranks=1)
+        other = [*TINY_VIT, "--weights", self.folder / "tuned", "--num-epochs", 0]
+        said = self.run_recipe(*other, data=["--datadir", self.folder / "two"], ranks=0, status=1)
+        self.assertIn("if it was saved for other classes, begin a run with --weights FILE --new-head", said)
+        self.run_recipe(*other, "--new-head", data=["--datadir", self.folder / "two"], ranks=1)
 
     def test_generated_images_and_a_trace(self):
         flags = ["--model", "resnet18", "--image_size", 32, "--batch_size", 4, "--num_steps", 6, "--lr_scheduler_type", "none", "--profile", "--logdir"]
@@ -181,13 +188,39 @@ class Trouble(Recipe):
                 for number in range(count):
                     (folder / f"{number}.jpg").write_bytes(whole[: 400 * number + 200] if number < cut else whole)
         data = ["--datadir", self.folder]
-        self.assertRegex(self.run_recipe(*SMALL, "--num-epochs", 0, data=data, status=1, ranks=0), r"val/red/[01]\.jpg")
+        self.assertRegex(self.run_recipe(*SMALL, "--num-epochs", 0, data=data, status=1, ranks=0), r"val/red/[01]\.jpg.*; with --skip-damaged")
         file = self.folder / "metrics.jsonl"
-        said = self.run_recipe(*SMALL, "--batch-size", 3, "--num-epochs", 1, "--skip-damaged", "--log-steps", 1, "--metrics", file, data=data)
-        self.assertIn("val/red/0.jpg", said)
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        self.assertEqual(losses(rows), [0])  # no picture of the batch counts
-        self.assertAlmostEqual(rows[-1]["accuracy_top_5"], 100, delta=1e-4)  # of the ten that are whole
+        flags = [*SMALL, "--batch-size", 3, "--num-epochs", 1, "--skip-damaged", "--log-steps", 1, "--metrics", file]
+        said = self.run_recipe(*flags, data=data, status=1, ranks=0)
+        self.assertIn("not one picture could be decoded, but 6 are damaged", said)
+        self.assertEqual(losses(map(json.loads, file.read_text().splitlines())), [0, 0])  # no picture of a batch counts
+        for name in COLOURS:
+            (self.folder / "train" / name / "9.jpg").write_bytes(whole)
+        for workers, ranks in ((0, 0), (1, 0), (1, 2)):
+            file.unlink()
+            said = self.run_recipe(*flags, "--num-workers", workers, data=data, ranks=ranks)
+            self.assertIn("8 pictures could not be decoded", said)
+            self.assertIn("val/red/0.jpg", said)
+            if ranks == 0:
+                self.assertEqual(said.count("a damaged picture counts for nothing"), 8)
+            rows = [json.loads(line) for line in file.read_text().splitlines()]
+            self.assertAlmostEqual(rows[-1]["accuracy_top_5"], 100, delta=1e-4)  # of the ten that are whole
+
+    @unittest.skipUnless(CLASSIFY.exists(), "the example classify is not built")
+    def test_the_example_says_what_it_can_not_read(self):
+        self.run_recipe(*SMALL, "--num-epochs", 0, "--output", self.folder / "net", ranks=0)
+        (self.folder / "one").mkdir()
+        (self.folder / "one/red").symlink_to(self.pictures / "val/red")
+        (self.folder / "bad.jpg").write_text("hello")
+        picture = next((self.pictures / "val/red").glob("*.jpg"))
+        for folder, size, name, status, words in ((self.pictures / "val", 32, picture, 0, " %)"), (self.pictures / "val", "abc", picture, 2, "SIZE is"),
+                                                  (self.pictures / "val", 0, picture, 2, "SIZE is"),
+                                                  (self.pictures / "val", 32, self.folder / "bad.jpg", 1, "it begins with 'hello'"),
+                                                  (self.folder / "one", 32, picture, 1, "must be those it was trained with")):
+            command = [CLASSIFY, "resnet18", self.folder / "net", folder, str(size)]
+            done = subprocess.run(command, input=f"{name}\n", capture_output=True, text=True)
+            self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+            self.assertIn(words, done.stdout + done.stderr)
 
     def test_wrong_data_is_named(self):
         self.assertIn("nowhere", self.run_recipe("--model", "resnet18", data=["--datadir", self.folder / "nowhere"], status=1, ranks=0))
@@ -206,6 +239,8 @@ class Trouble(Recipe):
                              ([*fake, "--optimizer", "adamw", "--momentum", 0.9], "--momentum is of SGD"),
                              ([*fake, "--test-only-at-end", "--eval-interval", 2], "--test-only-at-end"),
                              ([*fake, "--auto-wrap-min-num-params", 100], "size_based"), ([*fake, "--new-head"], "--weights"),
+                             ([*fake, "--model", "inception_v3", "--image-size", 74], "inception_v3 takes images of at least 75; raise --image-size"),
+                             ([*fake, "--model", "vit_tiny_patch16_224", "--image-size", 30], "patches of 16 by 16; give a multiple of 16"),
                              ([*fake, "-n", 2], "tessera launch -n 2 imagenet")):
             self.assertIn(words, self.run_recipe(data=flags, status=2, ranks=0))
         said = self.run_recipe(*SMALL, "--fp32-reduce-scatter", data=[*fake, "--use-small-fake-sample"], status=1, ranks=0)

@@ -79,8 +79,9 @@ SavedState::SavedState(const Contents& contents, const Manifest& manifest, const
 
 void SavedState::expect_average() const {
   if (contents_.average == nullptr) {
-    if (std::ranges::any_of(state_, [](const auto& entry) { return entry.second.contains(kAverageKey); }))
-      log(LogLevel::Info, "the checkpoint has a moving average, which is not loaded, because Contents::average was not given");
+    if (world_.is_first() && std::ranges::any_of(state_, [](const auto& entry) { return entry.second.contains(kAverageKey); }))
+      log(LogLevel::Warning,
+          "the checkpoint has a moving average, which is not loaded and ends here; to keep it, give --ema (Contents::average)");
     return;
   }
   for (const auto& [name, average] : contents_.average->state(*contents_.model)) {
