@@ -89,9 +89,11 @@ train::Values accuracy_of(const std::shared_ptr<models::ImageModel>& model, cons
 int train_and_test(const Flags& flags) {
   Trainer trainer(options_of(flags));
   const auto training = images_of(flags, Split::Train), test = images_of(flags, Split::Test);
-  if (const auto [own, other] = std::ranges::mismatch(test.classes, training.classes); own != test.classes.end())
-    throw ConfigError("{}: val/ has other classes than train/, the first is '{}' in place of {}", flags.datadir.string(), *own,
-                      other == training.classes.end() ? "none" : "'" + *other + "'");
+  if (const auto [own, other] = std::ranges::mismatch(test.classes, training.classes); own != test.classes.end()) {
+    const auto val_lacks = other != training.classes.end() && *other < *own;  // both are sorted
+    throw ConfigError("{}: {} lacks the class '{}' of {}", flags.datadir.string(), val_lacks ? "val/" : "train/", val_lacks ? *other : *own,
+                      val_lacks ? "train/" : "val/");
+  }
   const auto make = [&] { return models::make_image_model(flags.model, {.classes = std::ssize(training.classes), .image = flags.image}); };
   auto model = deferred_init(make, {.seed = flags.seed});
   trainer.prepare(model);

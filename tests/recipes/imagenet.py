@@ -228,7 +228,7 @@ class Trouble(Recipe):
             (self.folder / split).mkdir()
             (self.folder / split / name).symlink_to(self.pictures / split / name)
         said = self.run_recipe(*SMALL, data=["--datadir", self.folder], status=1, ranks=0)
-        self.assertIn("val/ has other classes than train/, the first is 'red' in place of 'blue'", said)
+        self.assertIn("val/ lacks the class 'blue' of train/", said)
 
     def test_wrong_flags_are_told(self):
         fake = ["--fake-data"]
