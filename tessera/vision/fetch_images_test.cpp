@@ -17,6 +17,7 @@
 #include "tessera/vision/tar_shards.h"
 #include "tests/testing/folder.h"
 #include "tests/testing/image_files.h"
+#include "tests/testing/net.h"
 #include "tests/testing/transports.h"
 
 namespace tessera::testing::fetch_images_test {
