@@ -1,6 +1,7 @@
 #include "tessera/data/pattern.h"
 
 #include <bit>
+#include <cctype>
 
 #include "tessera/base/error.h"
 #include "tessera/data/pattern_program.h"
@@ -194,6 +195,16 @@ bool Pattern::find(std::string_view text, size_t from, Scratch& scratch, Match& 
     }
     if (at == end) return false;
   }
+}
+
+std::string escaped_pattern(std::string_view text) {
+  std::string result;
+  for (const char letter : text) {
+    const bool stands_for_itself = static_cast<uint8_t>(letter) >= 0x80 || letter == '_' || std::isalnum(static_cast<uint8_t>(letter)) != 0;
+    if (!stands_for_itself) result += '\\';
+    result += letter;
+  }
+  return result;
 }
 
 }  // namespace tessera::data

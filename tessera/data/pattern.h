@@ -9,6 +9,9 @@
 
 namespace tessera::data {
 
+/// Returns the regular expression that matches exactly this text, for Pattern and for std::regex.
+std::string escaped_pattern(std::string_view text);
+
 /// Reads and matches as the library Oniguruma does, with the characters of Unicode that Hugging Face's tokenizers know. May be used by
 /// several threads.
 class Pattern {

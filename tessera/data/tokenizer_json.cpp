@@ -2,13 +2,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/input_file.h"
 #include "tessera/base/words.h"
+#include "tessera/data/pattern.h"
 #include "tessera/data/tokenizer_core.h"
 
 namespace tessera::data {
@@ -22,16 +22,6 @@ constexpr auto kTokenizerFile = "tokenizer.json", kTokenizerConfig = "tokenizer_
 // Other files of a tokenizer's folder, which write() copies unchanged.
 constexpr std::string_view kBeside[] = {kTokenizerConfig, "special_tokens_map.json", kChatTemplateFile, "generation_config.json"};
 constexpr auto kNoMatch = "(?!)";
-
-/// A regular expression that matches exactly this text.
-std::string quoted(const std::string& text) {
-  std::string result;
-  for (const char letter : text) {
-    if (static_cast<uint8_t>(letter) < 0x80 && std::isalnum(static_cast<unsigned char>(letter)) == 0) result += '\\';
-    result += letter;
-  }
-  return result;
-}
 
 /// A tokenizer.json that is being read. Its errors name the part of the file.
 class TokenizerFile {
@@ -136,7 +126,8 @@ class TokenizerFile {
       refuse("pre_tokenizer", fmt::format("of Split only the behaviors Isolated and Removed are read here, not {}{}", printable(behavior),
                                           json.value("invert", false) ? " with invert" : ""));
     const auto& pattern = json.at("pattern");
-    const auto text = pattern.contains("Regex") ? pattern.at("Regex").get<std::string>() : quoted(pattern.at("String").get<std::string>());
+    const auto text =
+        pattern.contains("Regex") ? pattern.at("Regex").get<std::string>() : escaped_pattern(pattern.at("String").get<std::string>());
     return {.pattern = pattern_of(text),
             .behavior = behavior == "Isolated" ? PreTokenizer::Behavior::Isolated : PreTokenizer::Behavior::Removed};
   }

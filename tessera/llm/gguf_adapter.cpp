@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -16,6 +15,7 @@
 #include "tessera/checkpoint/formats/gguf/gguf.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/peft.h"
+#include "tessera/data/pattern.h"
 #include "tessera/llm/gguf_model.h"
 #include "tessera/llm/gguf_parts.h"
 #include "tessera/models/config_file.h"
@@ -103,16 +103,6 @@ float alpha_of(const PlainAdapter& adapter) {
   return most_frequent(alphas, 1.0F);
 }
 
-/// Returns the regular expression that matches this name only.
-std::string pattern_of(const std::string& name) {
-  std::string pattern;
-  for (const char letter : name) {
-    if (letter != '_' && std::isalnum(static_cast<unsigned char>(letter)) == 0) pattern += '\\';
-    pattern += letter;
-  }
-  return pattern;
-}
-
 lora::Options options_of(const std::map<std::string, Weights>& layers, double alpha) {
   std::vector<int64_t> ranks;
   for (const auto& [layer, weights] : layers) ranks.push_back(rank_of(weights));
@@ -122,8 +112,9 @@ lora::Options options_of(const std::map<std::string, Weights>& layers, double al
   for (const auto& [layer, weights] : layers) {
     options.layers.target_modules.push_back(layer);
     const auto r = rank_of(weights);
-    if (r != options.r) options.rank_pattern.insert(options.rank_pattern.end(), {pattern_of(layer), r});
-    if (alpha_for(r) != options.lora_alpha) options.alpha_pattern.insert(options.alpha_pattern.end(), {pattern_of(layer), alpha_for(r)});
+    if (r != options.r) options.rank_pattern.insert(options.rank_pattern.end(), {data::escaped_pattern(layer), r});
+    if (alpha_for(r) != options.lora_alpha)
+      options.alpha_pattern.insert(options.alpha_pattern.end(), {data::escaped_pattern(layer), alpha_for(r)});
   }
   return options;
 }
