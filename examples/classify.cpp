@@ -27,7 +27,7 @@ int classify(const std::string& name, const std::string& weights, const std::str
 
   const torch::NoGradGuard no_grad;
   const auto scale = models::pixel_scale_of(name);
-  const vision::TestTransform transform{.shorter_side = (size * 8 + 3) / 7,
+  const vision::TestTransform transform{.shorter_side = vision::usual_shorter_side(size),
                                         .size = size,
                                         .normalize = {.mean = scale.mean, .deviation = scale.deviation}};  // as the recipe tests
   int status = 0;

@@ -44,8 +44,8 @@ Images read(const Flags& flags, Split split) {
     if (flags.augment) transform.augment.emplace();
     images.fetch = vision::fetch_images(set, transform, damaged);
   } else {
-    const auto shorter = (flags.image * 8 + 3) / 7;  // 256 for 224
-    const vision::TestTransform transform{.shorter_side = shorter, .size = flags.image, .normalize = normalize};
+    const vision::TestTransform transform{
+        .shorter_side = vision::usual_shorter_side(flags.image), .size = flags.image, .normalize = normalize};
     images.fetch = [fetch = vision::fetch_images(set, transform, damaged)](auto numbers, auto /*seeds*/) { return fetch(numbers); };
   }
   return images;

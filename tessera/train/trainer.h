@@ -124,10 +124,9 @@ class Trainer {
   bool needs_values() const;
 
   /// Prepares the arguments in order. Shards models. In optimizers of torch that were made before, replaces the parameters with the shards.
-  /// A learning rate or a scheduler of torch belongs to the optimizer before it. An average is saved with the model before it, and the program
-  /// updates it. Prepared loaders put their batches on the device of the
-  /// ranks, are saved with the run, and end an accumulation when an epoch ends. With several models, an optimizer comes after its model.
-  /// Collective.
+  /// A learning rate or a scheduler of torch belongs to the optimizer before it. An average is saved with the model before it, and the
+  /// program updates it. Prepared loaders put their batches on the device of the ranks, are saved with the run, and end an accumulation when
+  /// an epoch ends. With several models, an optimizer comes after its model. Collective.
   template <class... Things>
   void prepare(Things&&... things) {
     (prepare_one(things), ...);

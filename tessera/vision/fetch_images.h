@@ -40,6 +40,11 @@ struct TestTransform {
   bool may_shrink = false;
 };
 
+/// Returns TestTransform::shorter_side for a size as it is usual for ImageNet: 256 for 224.
+constexpr int64_t usual_shorter_side(int64_t size) {
+  return (size * 8 + 3) / 7;
+}
+
 /// Make of a picture's file the numbers that a network takes. `place` is a float tensor {3, size, size}, with any strides. All draws come
 /// from `seed`. Errors call the picture `name`.
 void apply(const TrainTransform& transform, std::string_view bytes, const std::string& name, uint64_t seed, const at::Tensor& place);
