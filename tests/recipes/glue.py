@@ -1,13 +1,13 @@
 """Runs the recipe for pairs of sentences as a person would, and looks at what it learns, saves and leaves behind."""
 import json
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
+
+from recipe import Recipe, losses
 
 LAUNCHER, GLUE, PYTHON = sys.argv[1:4]
 CONFIG = """distributed_type: FSDP
@@ -61,53 +61,39 @@ print(model.eval()(**AutoTokenizer.from_pretrained(folder, use_fast=False)(*text
 """
 
 
-class Runs(unittest.TestCase):
+class Glue(Recipe):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        super().setUp()
         (self.folder / "config.yaml").write_text(CONFIG)
         (self.folder / "data").mkdir()
 
     def command(self, *flags, launch=(), data=("--fake-data",)):
         return [LAUNCHER, "launch", *(launch or ["--config-file", self.folder / "config.yaml"]), GLUE, *data, *flags]
 
-    def run_recipe(self, *flags, status=0, **more):
-        done = subprocess.run([str(word) for word in self.command(*flags, **more)], capture_output=True, text=True)
-        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
-        return done.stdout + done.stderr
-
-    def metrics(self, name, *flags, **more):
-        file = self.folder / f"{name}.jsonl"
-        said = self.run_recipe("--metrics", file, "--log-steps", 1, *flags, **more)
-        return said, [json.loads(line) for line in file.read_text().splitlines()]
-
-    def transformers(self, program, *arguments):
-        done = subprocess.run([PYTHON, "-c", program, *map(str, arguments)], capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout
+    def transformers(self, folder):
+        return self.run_program(PYTHON, "-c", READ, folder, env={**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
-class Training(Runs):
+class Training(Glue):
     def test_learns_and_goes_on_and_transformers_reads_it(self):
         flags = ["--num-epochs", 3]
-        said, through = self.metrics("through", *flags, "--target-accuracy", 90, "--output", self.folder / "output")
-        self.assertRegex(said, r"accuracy (9[5-9]|100)\.\d+ %, F1 (9[5-9]|100)\.\d+ % after 375 steps")
-        losses = [row["loss"] for row in through if "loss" in row]
-        self.assertEqual(len(losses), 375)
-        self.assertLess(sum(losses[-20:]), sum(losses[:20]) / 3)
+        through = self.metrics(*flags, "--target-accuracy", 90, "--output", self.folder / "output", name="through")
+        self.assertRegex(self.said, r"accuracy (9[5-9]|100)\.\d+ %, F1 (9[5-9]|100)\.\d+ % after 375 steps")
+        ours = losses(through)
+        self.assertEqual(len(ours), 375)
+        self.assertLess(sum(ours[-20:]), sum(ours[:20]) / 3)
         self.assertLess(through[0]["lr"], through[36]["lr"])
         self.assertLess(through[374]["lr"], 1e-5)
 
         # What transformers makes of the folder, and what becomes of the folder here.
         if subprocess.run([PYTHON, "-c", "import transformers"], capture_output=True).returncode == 0:
-            self.assertEqual(self.transformers(READ, self.folder / "output").splitlines()[-1], "[1, 0]")
+            self.assertEqual(self.transformers(self.folder / "output").splitlines()[-1], "[1, 0]")
         said = self.run_recipe("--model", self.folder / "output", "--num-epochs", 0, "--max-length", 64, "--target-accuracy", 90)
         self.assertIn("after 0 steps", said)
 
     def test_goes_on_where_it_was(self):
         prefix, flags = ["--ckpt-prefix", self.folder / "state"], ["--num-epochs", 2, "--batch-size", 50]
-        _, through = self.metrics("through", *flags, "--output", self.folder / "output")
+        through = self.metrics(*flags, "--output", self.folder / "output", name="through")
         first = self.folder / "state-step-000040"
         with subprocess.Popen(list(map(str, self.command(*flags, *prefix))), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as killed:
             while not first.exists() and killed.poll() is None:
@@ -115,8 +101,8 @@ class Training(Runs):
             killed.kill()
         self.assertIn("resume from it", self.run_recipe(*prefix, *flags, status=1))
         self.assertIn("samples would come in another order", self.run_recipe(*prefix, "--resume", "--num-epochs", 2, "--seed", 25, status=1))
-        said, after = self.metrics("after", *prefix, "--resume", *flags)
-        self.assertIn("after 80 steps", said)
+        after = self.metrics(*prefix, "--resume", *flags, name="after")
+        self.assertIn("after 80 steps", self.said)
         self.assertEqual(after, through[40:])
         shutil.rmtree(self.folder / "state-step-000080")
         one_rank = ["--config-file", self.folder / "config.yaml", "-n", 1]
@@ -124,42 +110,41 @@ class Training(Runs):
         self.assertIn("40 steps with batches of 100 on all ranks together count as 80 with batches of 50", said)
         self.assertIn("after 160 steps", said)
 
-        converted = subprocess.run([LAUNCHER, "ckpt", "convert", first, self.folder / "model.safetensors", "--to", "safetensors", "--weights-only"], capture_output=True, text=True)
-        self.assertEqual(converted.returncode, 0, converted.stderr)
+        self.run_program(LAUNCHER, "ckpt", "convert", first, self.folder / "model.safetensors", "--to", "safetensors", "--weights-only")
         shutil.move(self.folder / "model.safetensors", self.folder / "output/model.safetensors")
         if subprocess.run([PYTHON, "-c", "import transformers"], capture_output=True).returncode == 0:
-            self.transformers(READ, self.folder / "output")
+            self.transformers(self.folder / "output")
 
 
-class Settings(Runs):
+class Settings(Glue):
     def test_sharded_is_replicated(self):
         flags = ["--num-epochs", 1, "--batch-size", 50]
         one = ["--nproc-per-node", "2"]
-        _, sharded = self.metrics("sharded", *flags, launch=one)
+        sharded = self.metrics(*flags, launch=one, name="sharded")
         os.environ["ACCELERATE_USE_FSDP"] = "false"
         self.addCleanup(os.environ.pop, "ACCELERATE_USE_FSDP")
-        _, whole = self.metrics("whole", *flags, launch=one)
+        whole = self.metrics(*flags, launch=one, name="whole")
         for a, b in zip(sharded, whole, strict=True):
             if "loss" in a:
                 self.assertAlmostEqual(a["loss"], b["loss"], delta=1e-4)
 
     def test_takes_files_of_others_as_they_stand(self):
         flags = ["--num-epochs", 1, "--batch-size", 100]
-        _, own = self.metrics("own", *flags)
+        own = self.metrics(*flags, name="own")
         (self.folder / "config.yaml").write_text(ACCELERATE)
-        _, accelerate = self.metrics("accelerate", *flags)
+        accelerate = self.metrics(*flags, name="accelerate")
         self.assertEqual(accelerate, own)
         (self.folder / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}))
-        _, deepspeed = self.metrics("deepspeed", *flags, launch=["-n", 2, "--config-file", self.folder / "ds.json"])
+        deepspeed = self.metrics(*flags, launch=["-n", 2, "--config-file", self.folder / "ds.json"], name="deepspeed")
         for a, b in zip(deepspeed, own, strict=True):
             if "loss" in a:
                 self.assertAlmostEqual(a["loss"], b["loss"], delta=0.02)
 
     def test_computed_activations_give_the_losses_of_kept_ones(self):
         flags = ["--num-epochs", 1, "--batch-size", 100]
-        _, kept = self.metrics("kept", *flags)
+        kept = self.metrics(*flags, name="kept")
         (self.folder / "config.yaml").write_text(CONFIG.replace("fsdp_config:", "fsdp_config:\n  fsdp_activation_checkpointing: true"))
-        _, computed = self.metrics("computed", *flags)
+        computed = self.metrics(*flags, name="computed")
         self.assertEqual(computed, kept)
 
     def test_files_are_read(self):
@@ -185,18 +170,18 @@ class Settings(Runs):
         self.assertIn("--max-length 128: the model in", said)
 
 
-class Devices(Runs):
+class Devices(Glue):
     """XLA devices. A process stands for all of them."""
 
     def test_replicas_train_as_ranks_do_and_go_on_from_their_state(self):
         flags = ["--batch-size", 50, "--ckpt-prefix", self.folder / "state"]
-        _, on_ranks = self.metrics("ranks", "--num-epochs", 1, *flags, launch=["--nproc-per-node", 2])
+        on_ranks = self.metrics("--num-epochs", 1, *flags, launch=["--nproc-per-node", 2], name="ranks")
         self.assertTrue((self.folder / "state-step-000040").exists())
-        said, on_replicas = self.metrics("replicas", "--num-epochs", 2, "--resume", "--device", "xla", "--num-cores", 2, *flags, launch=["--nproc-per-node", 1])
-        self.assertIn("after 80 steps", said)
-        first, then = ([row["loss"] for row in rows if "loss" in row] for rows in (on_ranks, on_replicas))
+        on_replicas = self.metrics("--num-epochs", 2, "--resume", "--device", "xla", "--num-cores", 2, *flags, launch=["--nproc-per-node", 1], name="replicas")
+        self.assertIn("after 80 steps", self.said)
+        first, then = losses(on_ranks), losses(on_replicas)
         self.assertLess(sum(then) / len(then), sum(first[-10:]) / 10)
-        self.assertNotIn("runs on the CPU", said)
+        self.assertNotIn("runs on the CPU", self.said)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ import tarfile
 import tempfile
 import unittest
 
+from recipe import Recipe, losses
+
 try:
     from PIL import Image
 except ImportError:
@@ -48,7 +50,7 @@ def write_pictures(folder):
 
 
 @unittest.skipIf(Image is None, "build/python has no package Pillow")
-class Recipe(unittest.TestCase):
+class Images(Recipe):
     @classmethod
     def setUpClass(cls):
         folder = tempfile.TemporaryDirectory()
@@ -56,30 +58,13 @@ class Recipe(unittest.TestCase):
         cls.pictures = pathlib.Path(folder.name) / "pictures"
         write_pictures(cls.pictures)
 
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-
-    def run_recipe(self, *flags, status=0, ranks=2, data=None):
+    def command(self, *flags, ranks=2, data=None):
         given = ["--datadir", self.pictures] if data is None else data
         launch = [LAUNCHER, "launch", "--nproc-per-node", ranks] if ranks > 0 else []
-        command = [*launch, IMAGENET, *given, *flags]
-        done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
-        return done.stdout + done.stderr
-
-    def metrics(self, *flags, name="metrics", **more):
-        file = self.folder / f"{name}.jsonl"
-        self.run_recipe("--metrics", file, "--log-steps", 1, *flags, **more)
-        return [json.loads(line) for line in file.read_text().splitlines()]
+        return [*launch, IMAGENET, *given, *flags]
 
 
-def losses(rows):
-    return [row["loss"] for row in rows if "loss" in row]
-
-
-class Training(Recipe):
+class Training(Images):
     FLAGS = [*SMALL, "--lr", 0.05, "--use_nested_fsdp", "--batch-size"]
 
     def test_learns_and_goes_on_and_torchvision_reads_it(self):
@@ -125,7 +110,7 @@ class Training(Recipe):
         self.assertIn("has a moving average, which is not loaded and ends here; to keep it, give --ema", said)
 
 
-class Options(Recipe):
+class Options(Images):
     FLAGS = [*SMALL, "--batch-size", 6, "--max-steps", 3, "--num-epochs", 1, "--channels-last"]
 
     def test_sharding_and_tar_files_change_no_loss(self):
@@ -178,7 +163,7 @@ class Options(Recipe):
         self.assertEqual(len(list((self.folder / "log").glob("events.out.tfevents.*"))), 1)
 
 
-class Trouble(Recipe):
+class Trouble(Images):
     def test_damaged_pictures_end_the_run_unless_they_are_skipped(self):
         whole = next((self.pictures / "val/red").glob("*.jpg")).read_bytes()
         for name in COLOURS:
@@ -217,10 +202,8 @@ class Trouble(Recipe):
                                                   (self.pictures / "val", 0, picture, 2, "SIZE is"),
                                                   (self.pictures / "val", 32, self.folder / "bad.jpg", 1, "it begins with 'hello'"),
                                                   (self.folder / "one", 32, picture, 1, "must be those it was trained with")):
-            command = [CLASSIFY, "resnet18", self.folder / "net", folder, str(size)]
-            done = subprocess.run(command, input=f"{name}\n", capture_output=True, text=True)
-            self.assertEqual(done.returncode, status, done.stdout + done.stderr)
-            self.assertIn(words, done.stdout + done.stderr)
+            said = self.run_program(CLASSIFY, "resnet18", self.folder / "net", folder, size, status=status, input=f"{name}\n")
+            self.assertIn(words, said)
 
     def test_wrong_data_is_named(self):
         self.assertIn("nowhere", self.run_recipe("--model", "resnet18", data=["--datadir", self.folder / "nowhere"], status=1, ranks=0))
@@ -258,7 +241,7 @@ class Trouble(Recipe):
         self.assertIn("vit_giant_patch14_224", shown)
 
 
-class Devices(Recipe):
+class Devices(Images):
     """XLA devices. A process stands for all of them."""
 
     def test_replicas_train_as_ranks(self):

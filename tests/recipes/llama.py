@@ -1,13 +1,12 @@
 """Runs the recipe for language models as a person would: from lines of text to a model that others read. llama.py TESSERA LLAMA PYTHON [unittest arguments]"""
 import json
 import os
-import pathlib
 import random
 import re
-import subprocess
 import sys
-import tempfile
 import unittest
+
+from recipe import Recipe, losses
 
 TESSERA, LLAMA, PYTHON = sys.argv[1:4]
 CONFIG = """distributed_type: FSDP
@@ -103,13 +102,9 @@ print(len(one) - len(expected), "parameters do not decay")
 """
 
 
-class Runs(unittest.TestCase):
-    """What all parts have."""
-
+class Llama(Recipe):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        super().setUp()
         write_model(self.folder / "model")
         (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="false"))
         text = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
@@ -122,10 +117,7 @@ class Runs(unittest.TestCase):
             (self.folder / f"texts-{part}.jsonl").write_text("".join(lines))
 
     def run_program(self, *command, status=0):
-        done = subprocess.run([str(part) for part in command], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-                              env={**os.environ, "OMP_NUM_THREADS": "1"})
-        self.assertEqual(done.returncode, status, done.stdout)
-        return done.stdout
+        return super().run_program(*command, status=status, cwd=self.folder, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
     def losses(self, said):
         return [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", said)]
@@ -142,7 +134,7 @@ class Runs(unittest.TestCase):
                                 *arguments, status=status)
 
 
-class Training(Runs):
+class Training(Llama):
     def test_from_text_to_a_model_that_others_read(self):
         self.assertIn("160 documents", self.tokenize())
         first = self.train("--config", "model", "--num-epochs", 12, "--max-steps", 40, "--ckpt-prefix", "run", "--eval-data", "texts.tokens")
@@ -173,18 +165,18 @@ class Training(Runs):
     def test_accumulated_passes_count_by_their_tokens(self):
         self.tokenize()
         for clip in (0, 1):
-            norms, losses = {}, {}
+            norms, curves = {}, {}
             for passes, rows in ((1, 4), (2, 2)):
                 (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="false").replace("steps: 2", f"steps: {passes}"))
                 self.train("--config", "model", "--packing", "whole", "--batch-size", rows, "--max-steps", 3, "--log-steps", 1, "--metrics", f"{clip}-{passes}.jsonl", "--clip", clip)
                 rows = map(json.loads, (self.folder / f"{clip}-{passes}.jsonl").read_text().splitlines())
                 rows = [row for row in rows if "grad_norm" in row]
                 norms[passes] = [row["grad_norm"] for row in rows]
-                losses[passes] = [row["loss"] for row in rows]
+                curves[passes] = losses(rows)
             self.assertEqual(len(norms[1]), 3)
             for whole, accumulated in zip(norms[1], norms[2], strict=True):
                 self.assertAlmostEqual(whole, accumulated, delta=2e-3 * whole)
-            for whole, accumulated in zip(losses[1], losses[2], strict=True):
+            for whole, accumulated in zip(curves[1], curves[2], strict=True):
                 self.assertAlmostEqual(whole, accumulated, delta=2e-4)
 
     def test_losses_are_the_curve_of_transformers(self):
@@ -194,7 +186,7 @@ class Training(Runs):
         self.train("--config", "model", "--max-steps", 1, "--output", "base", lr=0)
         theirs = json.loads(self.run_program(PYTHON, "-c", CURVE, "base", "texts-0.jsonl").splitlines()[-1])
         self.train("--model", "base", "--packing", "whole", "--num-epochs", 5, "--warmup", 0, "--weight-decay", 0, "--clip", 0, "--log-steps", 1, "--metrics", "ours.jsonl", lr=0.003)
-        ours = [row["loss"] for row in map(json.loads, (self.folder / "ours.jsonl").read_text().splitlines()) if "loss" in row]
+        ours = losses(map(json.loads, (self.folder / "ours.jsonl").read_text().splitlines()))
         self.assertEqual(len(ours), 5)
         self.assertLess(ours[-1], ours[0] - 0.1)
         for own, other in zip(ours, theirs, strict=True):
@@ -221,7 +213,7 @@ class Training(Runs):
                       self.run_program(TESSERA, "data", "tokenize", "texts.jsonl", "--tokenizer", "model", "--out", "other.tokens", status=1))
 
 
-class Adapters(Runs):
+class Adapters(Llama):
     def test_each_method_trains_goes_on_and_is_read_by_peft(self):
         self.tokenize()
         self.train("--config", "model", "--num-epochs", 12, "--max-steps", 30, "--output", "base", "--eval-data", "texts.tokens")
@@ -271,7 +263,7 @@ class Adapters(Runs):
         self.assertNotEqual(*((self.folder / name / "model.safetensors").read_bytes() for name in ("base", "whole")))
 
 
-class Devices(Runs):
+class Devices(Llama):
     """On XLA devices, of which one process has all."""
 
     def programs(self, said):
@@ -318,7 +310,7 @@ print(engine("a b c d e f g h", max_tokens=12, temperature=0, echo=True)["choice
 """
 
 
-class LlamaCpp(Runs):
+class LlamaCpp(Llama):
     """Under --long: what is exported runs there."""
 
     def there(self, *files):

@@ -9,9 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
+
+from recipe import Recipe, losses
 
 LAUNCHER, MNIST = sys.argv[1], sys.argv[2]
 FASHION = pathlib.Path("/usr/share/datasets/fashion-mnist")
@@ -41,31 +42,13 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
-class Recipe:
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-
+class Mnist(Recipe):
     def command(self, *flags, ranks=2, fake=True):
         data = ["--fake-data"] if fake else []
         return [LAUNCHER, "launch", "--nproc-per-node", str(ranks), MNIST, *data, *map(str, flags)]
 
-    def run_recipe(self, *flags, status=0, ranks=2, fake=True, **more):
-        done = subprocess.run(self.command(*flags, ranks=ranks, fake=fake), capture_output=True, text=True, **more)
-        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
-        return done.stdout + done.stderr
 
-    def metrics(self, *flags, name="metrics", **more):
-        file = self.folder / f"{name}.jsonl"
-        self.run_recipe("--metrics", file, "--log-steps", 1, *flags, **more)
-        return [json.loads(line) for line in file.read_text().splitlines()]
-
-    def losses(self, *flags, **more):
-        return [row["loss"] for row in self.metrics(*flags, **more) if "loss" in row]
-
-
-class Training(Recipe, unittest.TestCase):
+class Training(Mnist):
     def test_sharded_is_replicated(self):
         flags = ["--num-epochs", 1, "--batch-size", 50]
         *expected, accuracy = self.metrics("--run-without-fsdp", *flags)
@@ -102,8 +85,8 @@ class Training(Recipe, unittest.TestCase):
 
     def test_lower_precision_learns(self):
         for dtype in ("bfloat16", "float16"):
-            losses = self.losses("--compute-dtype", dtype, "--use-nested-fsdp", "--num-epochs", 1, "--batch-size", 50)
-            self.assertLess(losses[-1], losses[0] / 4, dtype)
+            ours = losses(self.metrics("--compute-dtype", dtype, "--use-nested-fsdp", "--num-epochs", 1, "--batch-size", 50))
+            self.assertLess(ours[-1], ours[0] / 4, dtype)
 
     def test_resumed_run_has_the_losses_of_one_that_went_through(self):
         flags = ["--batch-size", 100, "--use-nested-fsdp"]
@@ -145,8 +128,8 @@ class Training(Recipe, unittest.TestCase):
 
     def test_signal_saves_in_the_middle_of_an_epoch_and_the_run_goes_on(self):
         flags = ["--batch-size", 10, "--use-nested-fsdp", "--num-epochs", 2]
-        losses = lambda rows: [(row["step"], row["loss"]) for row in rows if "loss" in row]  # the first norm after a start is rounded otherwise
-        through = losses(self.metrics(*flags, name="through"))
+        of_steps = lambda rows: [(row["step"], row["loss"]) for row in rows if "loss" in row]  # the first norm after a start is rounded otherwise
+        through = of_steps(self.metrics(*flags, name="through"))
         more = [*flags, "--ckpt-prefix", self.folder / "net", "--no-ckpt-consolidation"]
         for whom, number in ((lambda launcher, ranks: launcher, signal.SIGTERM), (lambda launcher, ranks: ranks[1], signal.SIGUSR1),
                              (lambda launcher, ranks: launcher, signal.SIGINT)):
@@ -160,10 +143,10 @@ class Training(Recipe, unittest.TestCase):
             self.assertIn("stopped by a signal; continue with --resume", said)
             if number == signal.SIGUSR1:
                 self.assertEqual(launcher.returncode, 0, said)
-        self.assertEqual(losses(self.metrics("--resume", *more, name="parts")), through)
+        self.assertEqual(of_steps(self.metrics("--resume", *more, name="parts")), through)
 
 
-class Trouble(Recipe, unittest.TestCase):
+class Trouble(Mnist):
     def test_target_decides_the_status(self):
         self.assertIn("below the target", self.run_recipe("--num-epochs", 0, "--target-accuracy", 99, status=21))
         self.run_recipe("--num-epochs", 1, "--target-accuracy", 87.5, ranks=1)
@@ -239,8 +222,8 @@ class Trouble(Recipe, unittest.TestCase):
     def expect_same_losses_after_going_on(self):
         epochs = max(int(path.name[-6:]) for path in self.folder.glob("net-step-*[0-9]")) // 30 + 1
         flags = ["--batch-size", 100, "--num-epochs", epochs]
-        rest = self.losses("--resume", "--ckpt-prefix", self.folder / "net", *flags, name="rest")
-        self.assertEqual(rest, self.losses(*flags, name="through")[-30:])
+        rest = self.metrics("--resume", "--ckpt-prefix", self.folder / "net", *flags, name="rest")
+        self.assertEqual(losses(rest), losses(self.metrics(*flags, name="through"))[-30:])
 
     def test_killed_rank_is_named_and_the_run_can_go_on(self):
         status, said = self.interrupt(lambda launcher, ranks: ranks[1])
@@ -255,7 +238,7 @@ class Trouble(Recipe, unittest.TestCase):
         self.expect_same_losses_after_going_on()
 
 
-class Devices(Recipe, unittest.TestCase):
+class Devices(Mnist):
     """XLA devices. A process stands for all of them."""
 
     def command(self, *flags, ranks=2, fake=True):
@@ -269,9 +252,7 @@ class Devices(Recipe, unittest.TestCase):
         prefix = ["--ckpt-prefix", self.folder / "net"]
         on_ranks = self.metrics("--num-epochs", 1, *flags, *prefix, ranks=4, name="first")
         on_replicas = self.metrics("--num-epochs", 2, "--resume", "--num-cores", 4, *flags, *prefix, name="then")
-        ours = [row for row in on_ranks + on_replicas if "loss" in row]
-        expected_losses = [row["loss"] for row in expected if "loss" in row]
-        for own, loss in zip((row["loss"] for row in ours), expected_losses, strict=True):
+        for own, loss in zip(losses(on_ranks + on_replicas), losses(expected), strict=True):
             self.assertAlmostEqual(own, loss, delta=1e-3)
         self.assertEqual(on_replicas[-1]["accuracy"], on_replicas[-1]["consolidated_accuracy"])
         self.assertAlmostEqual(on_replicas[-1]["accuracy"], expected[-1]["accuracy"], delta=0.2)
