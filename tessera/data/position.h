@@ -19,6 +19,11 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
+/// Returns how many batches of `batch` samples the samples before a resume count as, to the nearest whole number.
+constexpr int64_t batches_before(int64_t samples, int64_t batch) {
+  return samples == 0 ? 0 : (samples + batch / 2) / batch;
+}
+
 /// The seed for augmenting a sample. It depends on nothing but its arguments, so that a run is the same with any number of ranks and
 /// workers.
 uint64_t seed_of_sample(uint64_t seed, int64_t epoch, int64_t number);

@@ -171,8 +171,7 @@ bool Run::is_over() const {
 }
 
 int64_t Run::before_first() const {
-  const auto first = loader_.position().first, batch = loader_.global_batch();
-  return first == 0 ? 0 : (first + batch / 2) / batch;
+  return data::batches_before(loader_.position().first, loader_.global_batch());
 }
 
 bool Run::next_epoch() {

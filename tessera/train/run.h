@@ -102,7 +102,7 @@ class Run {
   /// Loads the checkpoint or, if it is damaged, the newest earlier one that is not.
   void load(const std::filesystem::path& newest);
   bool is_over() const;
-  /// How many batches of the present size the samples before Position::first count as, rounded as Trainer::steps() is after a resume.
+  /// How many batches of the present size the samples before Position::first count as.
   int64_t before_first() const;
   bool saves_at(bool end_of_epoch) const;
   std::optional<data::Samples> next();

@@ -187,7 +187,7 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
       const auto then = number(kStepSize).value_or(0), now = loaders_.empty() ? 0 : loaders_.front()->global_batch();
       if (then == now || then == 0 || now == 0) continue;
       auto& steps = resumed.steps.back();
-      const auto before = std::exchange(steps, (steps * then + now / 2) / now);
+      const auto before = std::exchange(steps, data::batches_before(steps * then, now));
       remark(fmt::format("{} with batches of {} on all ranks together count as {} with batches of {}", counted(before, "step"), then, steps,
                          now));
     } else if (total >= 0) {
