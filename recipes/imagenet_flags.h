@@ -37,29 +37,9 @@ struct Flags : ExampleFlags {
   bool rows = false, fp32_reduce = false, channels_last = false;
 };
 
-/// What the networks of a family are made of.
-struct Family {
-  const char* beginning;  // of their names
-  const char* blocks;     // the classes whose modules can be units, as the configuration names them
-  const char* head;       // the layer that makes scores
-};
-
-inline Family family_of(const std::string& model) {
-  for (const auto& family : {Family{"resnet18", "BasicBlock", "fc"},
-                             {"resnet34", "BasicBlock", "fc"},
-                             {"resnet", "Bottleneck", "fc"},
-                             {"densenet", "DenseLayer", "classifier"},
-                             {"inception", "InceptionBlock", "fc"},
-                             {"squeezenet", "Fire", "classifier.1"},
-                             {"vit", "VitBlock", "head"}}) {
-    if (model.starts_with(family.beginning)) return family;
-  }
-  return {"", "Linear", "classifier.6"};
-}
-
 /// `tessera launch` may set what the flags leave open.
 inline tessera::TrainerOptions options_of(const Flags& flags) {
-  auto options = options_of(flags, flags.nested || flags.wrap == "type_based", family_of(flags.model).blocks);
+  auto options = options_of(flags, flags.nested || flags.wrap == "type_based", tessera::models::image_network(flags.model).blocks);
   auto& settings = options.settings;
   if (flags.rows) settings["tessera_layout"] = "rows";
   if (flags.gradient_checkpointing) settings["fsdp_activation_checkpointing"] = "true";
@@ -83,7 +63,7 @@ inline tessera::checkpoint::WeightsOptions weights_of(const Flags& flags) {
                                               .may_be_unknown = {"AuxLogits\\..*"},
                                               .renamed = tessera::models::renames_of(flags.model)};
   if (flags.new_head) {
-    const std::string head = family_of(flags.model).head;
+    const auto& head = tessera::models::image_network(flags.model).head;
     options.may_be_missing.push_back(head + "\\..*");
     options.may_be_unknown.push_back("unused\\..*");
     options.renamed.emplace_back("^" + head + "\\.", "unused.");
@@ -103,7 +83,7 @@ auto with_advice(const Flags& flags, const Load& load) {
   try {
     return load();
   } catch (const tessera::UsageError& error) {
-    const auto head = std::string("'") + family_of(flags.model).head + ".weight'";
+    const auto head = "'" + tessera::models::image_network(flags.model).head + ".weight'";
     if (std::string_view(error.what()).find(head) == std::string_view::npos) throw;
     throw tessera::UsageError("{}; if it was saved for other classes, begin a run with --weights FILE --new-head", error.what());
   }
@@ -280,11 +260,12 @@ inline void expect_sense(const CLI::App& app, const Flags& flags) {
 
 /// Throws ConfigError for images that the network does not take.
 inline void expect_image(const Flags& flags) {
-  const auto smallest = tessera::models::smallest_image_of(flags.model);
+  const auto& network = tessera::models::image_network(flags.model);
+  const auto smallest = network.smallest;
   if (flags.image < smallest) {
     throw tessera::ConfigError("--image-size {}: {} takes images of at least {}; raise --image-size", flags.image, flags.model, smallest);
   }
-  if (family_of(flags.model).blocks == std::string_view("VitBlock") && flags.image % smallest != 0) {
+  if (network.blocks == "VitBlock" && flags.image % smallest != 0) {
     throw tessera::ConfigError("--image-size {0}: {1} cuts images into patches of {2} by {2}; give a multiple of {2}", flags.image,
                                flags.model, smallest);
   }
@@ -306,7 +287,7 @@ inline void declare(CLI::App& app, Flags& flags) {
   add_target_flag(app, flags);
   app.callback([&app, &flags] {
     expect_sense(app, flags);
-    if (flags.image == 0) flags.image = tessera::models::image_of(flags.model);
+    if (flags.image == 0) flags.image = tessera::models::image_network(flags.model).image;
     expect_image(flags);
     if (!flags.lr) flags.lr = flags.optimizer == "adamw" ? 1e-3 : flags.model == "resnet50" ? 0.5 : 0.1;
     if (flags.profile) flags.run.trace = flags.logdir.empty() ? "profile" : flags.logdir;

@@ -18,15 +18,15 @@ namespace {
 
 struct KnownModel {
   std::string name;
+  ImageNetwork network;
   std::function<std::shared_ptr<ImageModel>(const ImageModelOptions&)> make;
   std::vector<std::pair<std::string, std::string>> renames;
-  int64_t smallest = 1, image = 224;  // height and width
 };
 
 template <class Model, class Options>
-KnownModel known(const std::string& name, const Options& shape, int64_t smallest = 1, int64_t image = 224) {
-  KnownModel row{.name = name, .make = {}, .renames = {}, .smallest = smallest, .image = image};
-  if constexpr (requires { shape.patch; }) row.smallest = shape.patch;
+KnownModel known(const std::string& name, const Options& shape, ImageNetwork network) {
+  KnownModel row{.name = name, .network = network, .make = {}, .renames = {}};
+  if constexpr (requires { shape.patch; }) row.network.smallest = shape.patch;
   if constexpr (requires { Model::Impl::renames(); }) row.renames = Model::Impl::renames();
   row.make = [name, shape](const ImageModelOptions& given) -> std::shared_ptr<ImageModel> {
     auto options = shape;
@@ -43,37 +43,39 @@ KnownModel known(const std::string& name, const Options& shape, int64_t smallest
 }
 
 const std::vector<KnownModel>& known_models() {
+  const ImageNetwork vgg{"Linear", "classifier.6", 32}, densenet{"DenseLayer", "classifier", 29};
+  const ImageNetwork basic{"BasicBlock", "fc"}, bottleneck{"Bottleneck", "fc"}, vit{"VitBlock", "head"};
   static const std::vector<KnownModel> all = {
-      known<AlexNet>("alexnet", AlexNetOptions{}, 63),
-      known<DenseNet>("densenet121", DenseNetOptions::of_121(), 29),
-      known<DenseNet>("densenet161", DenseNetOptions::of_161(), 29),
-      known<DenseNet>("densenet169", DenseNetOptions::of_169(), 29),
-      known<DenseNet>("densenet201", DenseNetOptions::of_201(), 29),
-      known<Inception>("inception_v3", InceptionOptions{}, 75, 299),
-      known<ResNet>("resnet18", ResNetOptions::resnet18()),
-      known<ResNet>("resnet34", ResNetOptions::resnet34()),
-      known<ResNet>("resnet50", ResNetOptions::resnet50()),
-      known<ResNet>("resnet101", ResNetOptions::resnet101()),
-      known<ResNet>("resnet152", ResNetOptions::resnet152()),
-      known<SqueezeNet>("squeezenet1_0", SqueezeNetOptions::squeezenet1_0(), 21),
-      known<SqueezeNet>("squeezenet1_1", SqueezeNetOptions::squeezenet1_1(), 17),
-      known<Vgg>("vgg11", VggOptions::vgg11(), 32),
-      known<Vgg>("vgg11_bn", VggOptions::vgg11(true), 32),
-      known<Vgg>("vgg13", VggOptions::vgg13(), 32),
-      known<Vgg>("vgg13_bn", VggOptions::vgg13(true), 32),
-      known<Vgg>("vgg16", VggOptions::vgg16(), 32),
-      known<Vgg>("vgg16_bn", VggOptions::vgg16(true), 32),
-      known<Vgg>("vgg19", VggOptions::vgg19(), 32),
-      known<Vgg>("vgg19_bn", VggOptions::vgg19(true), 32),
-      known<Vit>("vit_b_16", VitOptions::base()),
-      known<Vit>("vit_tiny_patch16_224", VitOptions::tiny()),
-      known<Vit>("vit_small_patch16_224", VitOptions::small()),
-      known<Vit>("vit_base_patch16_224", VitOptions::base()),
-      known<Vit>("vit_large_patch16_224", VitOptions::large()),
-      known<Vit>("vit_huge_patch14_224", VitOptions::huge()),
-      known<Vit>("vit_giant_patch14_224", VitOptions::giant()),
-      known<Vit>("vit_10b", VitOptions::of_10b()),
-      known<Vit>("vit_60b", VitOptions::of_60b()),
+      known<AlexNet>("alexnet", AlexNetOptions{}, {"Linear", "classifier.6", 63}),
+      known<DenseNet>("densenet121", DenseNetOptions::of_121(), densenet),
+      known<DenseNet>("densenet161", DenseNetOptions::of_161(), densenet),
+      known<DenseNet>("densenet169", DenseNetOptions::of_169(), densenet),
+      known<DenseNet>("densenet201", DenseNetOptions::of_201(), densenet),
+      known<Inception>("inception_v3", InceptionOptions{}, {"InceptionBlock", "fc", 75, 299}),
+      known<ResNet>("resnet18", ResNetOptions::resnet18(), basic),
+      known<ResNet>("resnet34", ResNetOptions::resnet34(), basic),
+      known<ResNet>("resnet50", ResNetOptions::resnet50(), bottleneck),
+      known<ResNet>("resnet101", ResNetOptions::resnet101(), bottleneck),
+      known<ResNet>("resnet152", ResNetOptions::resnet152(), bottleneck),
+      known<SqueezeNet>("squeezenet1_0", SqueezeNetOptions::squeezenet1_0(), {"Fire", "classifier.1", 21}),
+      known<SqueezeNet>("squeezenet1_1", SqueezeNetOptions::squeezenet1_1(), {"Fire", "classifier.1", 17}),
+      known<Vgg>("vgg11", VggOptions::vgg11(), vgg),
+      known<Vgg>("vgg11_bn", VggOptions::vgg11(true), vgg),
+      known<Vgg>("vgg13", VggOptions::vgg13(), vgg),
+      known<Vgg>("vgg13_bn", VggOptions::vgg13(true), vgg),
+      known<Vgg>("vgg16", VggOptions::vgg16(), vgg),
+      known<Vgg>("vgg16_bn", VggOptions::vgg16(true), vgg),
+      known<Vgg>("vgg19", VggOptions::vgg19(), vgg),
+      known<Vgg>("vgg19_bn", VggOptions::vgg19(true), vgg),
+      known<Vit>("vit_b_16", VitOptions::base(), vit),
+      known<Vit>("vit_tiny_patch16_224", VitOptions::tiny(), vit),
+      known<Vit>("vit_small_patch16_224", VitOptions::small(), vit),
+      known<Vit>("vit_base_patch16_224", VitOptions::base(), vit),
+      known<Vit>("vit_large_patch16_224", VitOptions::large(), vit),
+      known<Vit>("vit_huge_patch14_224", VitOptions::huge(), vit),
+      known<Vit>("vit_giant_patch14_224", VitOptions::giant(), vit),
+      known<Vit>("vit_10b", VitOptions::of_10b(), vit),
+      known<Vit>("vit_60b", VitOptions::of_60b(), vit),
   };
   return all;
 }
@@ -90,9 +92,9 @@ const KnownModel& find_model(const std::string& name) {
 
 std::shared_ptr<ImageModel> make_image_model(const std::string& name, const ImageModelOptions& options) {
   const auto& known = find_model(name);
-  if (options.image < known.smallest) {
-    throw UsageError("{0} takes images of at least {1} by {1}, and not of {2} by {2}; give it larger ones", name, known.smallest,
-                     options.image);
+  const auto smallest = known.network.smallest;
+  if (options.image < smallest) {
+    throw UsageError("{0} takes images of at least {1} by {1}, and not of {2} by {2}; give it larger ones", name, smallest, options.image);
   }
   return known.make(options);
 }
@@ -106,12 +108,8 @@ const std::vector<std::string>& image_model_names() {
   return names;
 }
 
-int64_t image_of(const std::string& name) {
-  return find_model(name).image;
-}
-
-int64_t smallest_image_of(const std::string& name) {
-  return find_model(name).smallest;
+const ImageNetwork& image_network(const std::string& name) {
+  return find_model(name).network;
 }
 
 PixelScale pixel_scale_of(const std::string& name) {

@@ -34,11 +34,14 @@ std::shared_ptr<ImageModel> make_image_model(const std::string& name, const Imag
 /// vit_giant_patch14_224; vit_10b and vit_60b.
 const std::vector<std::string>& image_model_names();
 
-/// The height and width of the images for which the weights of this name were trained.
-int64_t image_of(const std::string& name);
-
-/// The smallest height and width of images that this network takes: for a ViT that of its patches, into which it cuts images.
-int64_t smallest_image_of(const std::string& name);
+/// The facts about a network that a program may need before it makes one.
+struct ImageNetwork {
+  std::string blocks;    // the class whose modules can be units, as configuration files name it
+  std::string head;      // the layer that makes scores
+  int64_t smallest = 1;  // the least height and width of images; for a ViT, images are also multiples of it
+  int64_t image = 224;   // the height and width of images for which the published weights were trained
+};
+const ImageNetwork& image_network(const std::string& name);
 
 /// The means that were taken from values of pixels, from 0 to 1, and the deviations that these were then divided by, for published weights.
 struct PixelScale {

@@ -90,14 +90,18 @@ TEST(ImageModels, HaveTheNamesAndShapesOfTorchvisionAndTimm) {
       tensor = std::regex_replace(tensor, std::regex(pattern), replacement);
     expected[model].insert(tensor + sizes);
   }
-  EXPECT_EQ(expected.size(), models::image_model_names().size() - 2);  // there is no vit_10b or vit_60b
+  EXPECT_EQ(expected.size(), models::image_model_names().size() - 2);  // torchvision and timm have no vit_10b and no vit_60b
   for (const auto& each : expected) {
     const auto& name = each.first;
     std::set<std::string> ours;
     const auto made = deferred_init([&] { return make_image_model(name); }, {.seed = 1});
     for (const auto& [key, value] : state_of(*made)) ours.insert(key + " " + joined(value.sizes()));
     EXPECT_EQ(ours, each.second) << name;
-    EXPECT_EQ(models::image_of(name), name == "inception_v3" ? 299 : 224);
+    const auto& network = models::image_network(name);
+    EXPECT_EQ(network.image, name == "inception_v3" ? 299 : 224);
+    EXPECT_TRUE(each.second.contains(network.head + ".bias 1000")) << name;
+    const auto is_block = [&](const auto& module) { return module->name().find(network.blocks) != std::string::npos; };
+    EXPECT_TRUE(std::ranges::any_of(made->modules(), is_block)) << name;
   }
 }
 
@@ -209,7 +213,7 @@ TEST(ImageModels, AVggStartsAsItsPaperSays) {
 TEST(ImageModels, TakeImagesFromTheSmallestSizeOn) {
   const torch::NoGradGuard no_grad;
   for (const std::string name : {"alexnet", "densenet121", "inception_v3", "resnet18", "squeezenet1_0", "squeezenet1_1", "vgg11"}) {
-    const auto size = models::smallest_image_of(name);
+    const auto size = models::image_network(name).smallest;
     const auto model = deferred_init([&] { return make_image_model(name, {.classes = 2, .image = size}); }, {.seed = 1});
     materialize(*model, [](const std::string&, at::Tensor&) {});  // which draws nothing
     model->eval();
@@ -219,14 +223,14 @@ TEST(ImageModels, TakeImagesFromTheSmallestSizeOn) {
     EXPECT_THAT(message_of<UsageError>([&] { make_image_model(name, {.image = size - 1}); }),
                 HasSubstr(fmt::format("{0} takes images of at least {1} by {1}", name, size)));
   }
-  EXPECT_EQ(models::smallest_image_of("vit_huge_patch14_224"), 14);
+  EXPECT_EQ(models::image_network("vit_huge_patch14_224").smallest, 14);
 }
 
 TEST(ImageModels, AnUnknownNameOrAnOptionOfOthersIsAnError) {
   EXPECT_THAT(message_of<UsageError>([] { make_image_model("resnet_50"); }),
               ::testing::AllOf(HasSubstr("there is no network 'resnet_50' (did you mean resnet50?); there are alexnet, densenet121, "),
                                HasSubstr("vit_giant_patch14_224, vit_10b, vit_60b")));
-  EXPECT_THAT(message_of<UsageError>([] { models::image_of("dog"); }), HasSubstr("there is no network 'dog'; there are alexnet, "));
+  EXPECT_THAT(message_of<UsageError>([] { models::image_network("dog"); }), HasSubstr("there is no network 'dog'; there are alexnet, "));
   EXPECT_THAT(message_of<UsageError>([] { make_image_model("resnet50", {.dropout = 0.5}); }), HasSubstr("resnet50 has no dropout"));
 }
 
