@@ -20,7 +20,7 @@ struct Images {
   std::shared_ptr<vision::Damaged> damaged = {};
 };
 
-/// A few generated images, which repeat.
+/// A few generated images, which are repeated.
 Images generate(const Flags& flags, Split split) {
   const int64_t few = split == Split::Train ? 1000 : 200, many = split == Split::Train ? 1'200'000 : 50'000;
   const auto made = data::fake_images({.count = 100, .height = flags.image, .width = flags.image, .split = split});
@@ -65,7 +65,7 @@ Images images_of(const Flags& flags, Split split) {
   return images;
 }
 
-/// In percent, of all pictures but damaged ones.
+/// In percent of all pictures that are not damaged.
 train::Values accuracy_of(const std::shared_ptr<models::ImageModel>& model, const Images& test, const Flags& flags,
                           const Trainer& trainer) {
   data::Loader loader(trainer.make_sampler({.size = test.size,

@@ -1,5 +1,5 @@
-// The command line of the recipe for images, and what it says to the library: the flags of PyTorch/XLA's ImageNet example, and those that
-// ViTs and one's own pictures need.
+// The command line of the recipe for images, and the options of the library that follow from it: the flags of PyTorch/XLA's ImageNet
+// example, and more for ViTs and for pictures of one's own.
 #pragma once
 
 #include <tessera/base/folder.h>
@@ -37,7 +37,7 @@ struct Flags : ExampleFlags {
   bool rows = false, fp32_reduce = false, channels_last = false;
 };
 
-/// `tessera launch` may set what the flags leave open.
+/// `tessera launch` may set keys that the flags do not set.
 inline tessera::TrainerOptions options_of(const Flags& flags) {
   auto options = options_of(flags, flags.nested || flags.wrap == "type_based", tessera::models::image_network(flags.model).blocks);
   auto& settings = options.settings;
@@ -71,13 +71,13 @@ inline tessera::checkpoint::WeightsOptions weights_of(const Flags& flags) {
   return options;
 }
 
-/// As those weights expect pixels.
+/// The scale of pixels that those weights expect.
 inline tessera::vision::Normalize normalize_of(const Flags& flags) {
   const auto scale = tessera::models::pixel_scale_of(flags.model);
   return {.mean = scale.mean, .deviation = scale.deviation};
 }
 
-/// Calls `load`, whose error says what to do if the last layer has another size.
+/// Calls `load`, and adds advice to its error if the last layer has another size.
 template <class Load>
 auto with_advice(const Flags& flags, const Load& load) {
   try {
@@ -89,7 +89,7 @@ auto with_advice(const Flags& flags, const Load& load) {
   }
 }
 
-/// The tar shards in a folder, or the pictures in folders.
+/// Reads the tar shards in a folder, or the pictures in its folders.
 inline tessera::vision::ImageSet set_in(const std::filesystem::path& folder) {
   std::vector<std::filesystem::path> shards;
   for (const auto& name : tessera::names_in(folder).value_or(std::vector<std::string>())) {
@@ -119,7 +119,7 @@ inline std::unique_ptr<tessera::optim::Optimizer> make_optimizer(const Flags& fl
   return std::make_unique<SGD>(parameters, SgdOptions{.lr = *flags.lr, .momentum = flags.momentum, .weight_decay = flags.weight_decay});
 }
 
-/// The learning rate of a run whose epochs have so many steps.
+/// The learning rate of a run whose epochs have `epoch` steps.
 inline tessera::optim::LearningRate rate_of(const Flags& flags, int64_t epoch) {
   using Shape = tessera::optim::LearningRate::Shape;
   tessera::optim::LearningRate rate{.base = *flags.lr};

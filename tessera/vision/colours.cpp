@@ -16,7 +16,7 @@ float checked_factor(double factor, const char* name) {
   return static_cast<float>(factor);
 }
 
-/// What the grey value gets where the value keeps `factor`.
+/// Returns the weight of the grey value if the value itself has the weight `factor`.
 float rest_of(double factor) {
   return static_cast<float>(1 - factor);
 }

@@ -1,4 +1,4 @@
-// Random numbers that depend on a seed only, and not on the machine or the library.
+// Random numbers that depend only on a seed, not on the machine or the library.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The orientation in a picture's Exif, which is a small TIFF. Whatever is damaged in it says nothing, as for others who read pictures.
+// The orientation in a picture's Exif, which is a small TIFF. Damaged Exif is ignored, as by other readers.
 #include <algorithm>
 #include <bit>
 
@@ -11,7 +11,7 @@ using namespace std::string_view_literals;
 
 constexpr std::string_view kExifMark("Exif\0\0", 6);
 
-/// The number in `count` bytes; 0 where there are not as many.
+/// Returns the number in `count` bytes; 0 if there are fewer.
 uint32_t number_at(std::string_view bytes, size_t place, size_t count, std::endian order) {
   if (place > bytes.size() || count > bytes.size() - place) return 0;
   uint32_t value = 0;

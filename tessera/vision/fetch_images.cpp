@@ -20,7 +20,7 @@ struct Fetched {
   const int64_t size;
   const std::shared_ptr<Damaged> damaged;
 
-  /// `apply_to` makes the numbers of row i of the batch.
+  /// Writes the numbers of row i of the batch.
   using ApplyTo = c10::function_ref<void(size_t i, std::string_view bytes, const std::string& name, const at::Tensor& place)>;
   data::Samples batch(std::span<const int64_t> numbers, ApplyTo apply_to) const {
     thread_local std::string buffer;  // for the bytes of one file after the other
@@ -93,7 +93,7 @@ void apply(const TrainTransform& transform, std::string_view bytes, const std::s
 
 void apply(const TestTransform& transform, std::string_view bytes, const std::string& name, const at::Tensor& place) {
   const auto asked = resized_shorter_side(size_of_image(bytes, name), transform.shorter_side);
-  const auto resized = checked_size(asked.height, asked.width, name);  // a picture can be one pixel high, and long
+  const auto resized = checked_size(asked.height, asked.width, name);  // a picture one pixel high may be very wide
   const auto image = decode_image(bytes, name, {.may_shrink_to = transform.may_shrink ? transform.shorter_side : 0});
   const auto middle = center_box(resized, {.height = transform.size, .width = transform.size});
   normalize_into(crop(resize(image, resized, transform.interpolation), middle), transform.normalize, place);

@@ -20,7 +20,7 @@
 
 namespace tessera::vision {
 
-/// As one trains: a part at random, mirrored in half the cases, with other colours.
+/// The usual transform for training: a random part, mirrored in half the cases, with changed colours.
 struct TrainTransform {
   RandomResizedCrop crop = {};
   Interpolation interpolation = Interpolation::Bilinear;
@@ -28,10 +28,10 @@ struct TrainTransform {
   ColorJitter jitter = {};
   std::optional<RandAugment> augment = {};
   Normalize normalize = {};
-  bool may_shrink = false;  // a JPEG may be decoded at a part of its size: faster, and the pixels differ a little
+  bool may_shrink = false;  // a JPEG may be decoded at a fraction of its size, which is faster and changes pixels a little
 };
 
-/// As one tests: the middle.
+/// The usual transform for tests: the middle.
 struct TestTransform {
   int64_t shorter_side = 256;
   int64_t size = 224;
@@ -40,26 +40,26 @@ struct TestTransform {
   bool may_shrink = false;
 };
 
-/// Returns TestTransform::shorter_side for a size as it is usual for ImageNet: 256 for 224.
+/// Returns the TestTransform::shorter_side that is usual for ImageNet with this size: 256 for 224.
 constexpr int64_t usual_shorter_side(int64_t size) {
   return (size * 8 + 3) / 7;
 }
 
-/// Make of a picture's file the numbers that a network takes. `place` is a float tensor {3, size, size}, with any strides. All draws come
-/// from `seed`. Errors call the picture `name`.
+/// Decodes a picture's file and writes the numbers that a network takes to `place`, a float tensor {3, size, size} with any strides. All
+/// draws come from `seed`. Errors call the picture `name`.
 void apply(const TrainTransform& transform, std::string_view bytes, const std::string& name, uint64_t seed, const at::Tensor& place);
 void apply(const TestTransform& transform, std::string_view bytes, const std::string& name, const at::Tensor& place);
 
 /// The target of a damaged picture, which cross_entropy ignores.
 constexpr int64_t kDamagedTarget = -100;
-/// With it a picture that can't be decoded counts for nothing: its numbers are 0 and its target is kDamagedTarget. The log names it once.
-/// One that can't be read, because it is gone or the disk fails, is an error all the same. It knows of all pictures of this process, also
-/// of batches that a Loader fetches ahead and never gives.
+/// Makes pictures that can't be decoded count for nothing: their numbers are 0 and their target is kDamagedTarget. The log names each once.
+/// A picture that can't be read, because its file is missing or the disk fails, is still an error. A Damaged has all such pictures of this
+/// process, including those of batches that a Loader fetches ahead and never returns.
 class Damaged {
  public:
-  /// The pictures that can't be decoded, by ImageSet::name.
+  /// Returns the pictures that can't be decoded, by ImageSet::name.
   std::set<std::string> names() const;
-  /// Those of all ranks. Throws IoError, on all of them, if there are some and no rank could decode any other. Collective.
+  /// Returns those of all ranks. Throws IoError on every rank if there are some and no rank could decode any picture. Collective.
   std::set<std::string> names_on(const Communicator& world) const;
 
   /// For fetch_images. `error` has the picture's name.
@@ -72,8 +72,8 @@ class Damaged {
   std::atomic<bool> has_others_ = false;
 };
 
-/// For a Loader over a Sampler of as many samples as there are pictures: inputs are floats {n, 3, size, size}, channels last, and targets
-/// are labels. Without `damaged`, a damaged picture is an IoError with its path.
+/// Returns a function for a Loader whose Sampler has as many samples as there are pictures. Inputs are floats {n, 3, size, size}, channels
+/// last, and targets are labels. Without `damaged`, a damaged picture throws IoError with its path.
 data::SeededFetch fetch_images(ImageSet images, const TrainTransform& transform = {}, std::shared_ptr<Damaged> damaged = {});
 data::Fetch fetch_images(ImageSet images, const TestTransform& transform, std::shared_ptr<Damaged> damaged = {});
 

@@ -35,7 +35,7 @@ constexpr std::array kCodecs = {
           decode_webp},
 };
 
-/// Files are known by how they begin: in data sets that people use, names and contents do not always agree.
+/// Formats are recognized by the first bytes, because in common data sets names and contents do not always agree.
 const Codec& codec_of(std::string_view bytes, const std::string& name) {
   const auto* const found = std::ranges::find_if(kCodecs, [&](const Codec& codec) { return codec.is_of(bytes); });
   if (found != kCodecs.end()) return *found;
@@ -48,7 +48,7 @@ const Codec& codec_of(std::string_view bytes, const std::string& name) {
   throw IoError("{} is not a JPEG, PNG or WebP: it begins with {}", name, shown);
 }
 
-/// As Exif means its orientations: those from 5 on have rows and columns exchanged, and then some are mirrored.
+/// Turns the picture by an orientation of Exif: from 5 on rows and columns are exchanged, and then some are mirrored.
 at::Tensor turned(const at::Tensor& picture, int64_t orientation) {
   auto pixels = picture.permute({1, 2, 0});
   if (orientation >= 5) pixels = pixels.transpose(0, 1);
@@ -83,7 +83,7 @@ Box part_of(const DecodeOptions& options, ImageSize size, const std::string& nam
 
 at::Tensor cut(const at::Tensor& whole, const DecodeOptions& options, const std::string& name) {
   const auto part = part_of(options, {.height = whole.size(1), .width = whole.size(2)}, name);
-  return options.part ? crop(whole, part).clone() : whole;  // whose memory is free then
+  return options.part ? crop(whole, part).clone() : whole;  // so that the rest of the picture is freed
 }
 
 ImageSize size_of_image(std::string_view bytes, const std::string& name) {

@@ -22,23 +22,23 @@ struct ImageSize {
 };
 
 struct DecodeOptions {
-  /// Only this part of the picture, in pixels of the picture as it is stored; all of it where there is none.
+  /// Only this part of the picture is decoded, in pixels of the picture as it is stored; unset: all of it.
   std::optional<Box> part = {};
   /// A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, which is faster, if the part then still has this many pixels along both sides.
   /// Its borders are rounded outwards. 0: never.
   int64_t may_shrink_to = 0;
-  /// Whether the picture, or its part, is turned as the orientation in its Exif says. torchvision's ImageFolder ignores that.
+  /// Whether the picture, or its part, is turned by the orientation in its Exif, which torchvision's ImageFolder ignores.
   bool exif_orientation = false;
 };
 
-/// The size of a picture as it is stored, from the beginning of its file. `name` is for errors. Throws IoError for bytes that are no
-/// picture, and for a picture of more than 2^28 pixels.
+/// Returns the size of a picture as it is stored, from the beginning of its file. `name` is for errors. Throws IoError for bytes that are
+/// not a picture, and for a picture of more than 2^28 pixels.
 ImageSize size_of_image(std::string_view bytes, const std::string& name);
 
-/// The picture as `Image.open(...).convert("RGB")` of Pillow has it, whatever kind of JPEG, PNG or WebP it is: alpha is dropped. Throws
-/// IoError, with the name, for a file that is truncated or damaged, also where Pillow only looks at what it needs: a PNG whose end is
-/// missing, or whose checksums are wrong, and a JPEG that has other bytes in place of its end. An animated WebP is refused, too. Throws
-/// UsageError for a part that is not within the picture, and ConfigError for a WebP in a build without libwebp.
+/// Returns the picture as Pillow's `Image.open(...).convert("RGB")` does, for every kind of JPEG, PNG and WebP: alpha is dropped. Throws
+/// IoError, with the name, for a file that is truncated or damaged, and for some that Pillow accepts: a PNG whose end is missing or whose
+/// checksums are wrong, a JPEG that has other bytes in place of its end, an animated WebP. Throws UsageError for a part that is not within
+/// the picture, and ConfigError for a WebP in a build without libwebp.
 at::Tensor decode_image(std::string_view bytes, const std::string& name, const DecodeOptions& options = {});
 at::Tensor read_image(const std::filesystem::path& file, const DecodeOptions& options = {});
 

@@ -18,12 +18,12 @@ namespace tessera::vision {
 namespace {
 
 constexpr int kDeepestFolder = 32;
-constexpr std::array kOfTorchvision = {".bmp", ".pgm", ".ppm", ".tif", ".tiff"};  // which it reads, and this library doesn't
+constexpr std::array kOfTorchvision = {".bmp", ".pgm", ".ppm", ".tif", ".tiff"};  // torchvision reads these, this library does not
 
-/// Pictures by their folder. Python sorts folders as texts, by which "a-b" comes before "a/b", and a path would not.
+/// Pictures by folder. Folders are texts, not paths, because Python sorts them so: "a-b" comes before "a/b".
 using PicturesOfFolders = std::map<std::string, std::vector<std::string>>;
 
-/// The folders in a folder, and links to folders, as the listing itself says where it can: a question for each picture would take long.
+/// Returns the folders in a folder and links to folders, by the listing itself if it has types: to ask for each picture would take long.
 std::set<std::string> folders_in(const std::filesystem::path& folder) {
   std::set<std::string> folders;
   if (object_path(folder)) {

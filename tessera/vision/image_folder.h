@@ -8,8 +8,8 @@
 namespace tessera::vision {
 
 /// Lists the pictures of all classes, without opening one. Classes and pictures have torchvision's order, so labels are the same. Throws
-/// IoError for a folder without classes, a class without pictures, and for pictures of a format that is not read. Each rank
-/// reads the folder itself; where another one may see other files, compare fingerprints.
+/// IoError for a folder without classes, a class without pictures, and pictures of a format that is not supported. Each rank reads the
+/// folder itself; if ranks may see different files, compare fingerprints.
 ImageSet read_image_folder(const std::filesystem::path& folder);
 
 }  // namespace tessera::vision

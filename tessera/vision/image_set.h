@@ -9,9 +9,9 @@
 
 namespace tessera::vision {
 
-/// read_image_folder() and read_tar_shards() make it. It knows where the pictures lie, and has none of their bytes.
+/// The places of the pictures, without their bytes. read_image_folder() and read_tar_shards() return it.
 struct ImageSet {
-  /// A file below a folder, or a part of an archive, where no file begins at byte 0.
+  /// A file below a folder, or a part of an archive, in which no member begins at byte 0.
   struct Place {
     std::string name;
     uint32_t root = 0;
@@ -28,11 +28,11 @@ struct ImageSet {
   std::string name(int64_t number) const;
   /// Reads a picture's file into `buffer`, which only grows, and returns its bytes there. Several threads may do so.
   std::string_view read(int64_t number, std::string& buffer) const;
-  /// A text that differs for other pictures, for LoaderOptions::data. Wherever they are moved to, it stays.
+  /// Returns a text for LoaderOptions::data that differs for other pictures, and stays the same if the files are moved.
   std::string fingerprint() const;
 };
 
-/// Whether a file is a picture by the end of its name: .jpg, .jpeg, .png or .webp, in small letters or capitals.
+/// Returns whether the name is that of a picture, by its end: .jpg, .jpeg, .png or .webp, in small letters or capitals.
 bool is_picture_name(std::string_view name);
 
 }  // namespace tessera::vision

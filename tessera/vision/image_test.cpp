@@ -1,4 +1,4 @@
-// Pictures have the pixels that Pillow reads, also in parts, and what is damaged is refused by name.
+// Pictures have the pixels that Pillow reads, also in parts, and damaged files are refused by name.
 #include "tessera/vision/image.h"
 
 #include <ATen/ATen.h>
@@ -136,12 +136,12 @@ TEST_F(ImageFiles, AreShrunkIfJpegsOnly) {
 
 TEST_F(ImageFiles, AreRefusedIfTruncated) {
   for_each_file([](const std::string& name, const std::string& bytes) {
-    if (name.starts_with("turned-") || name == "more-behind-it.jpg") return;  // whose pixels end earlier
+    if (name.starts_with("turned-") || name == "more-behind-it.jpg") return;  // their pixels end earlier
     for (size_t length = 0; length < bytes.size(); length += length + 9 < bytes.size() ? 1 + bytes.size() / 30 : 1) {
       const auto first = bytes.substr(0, length);
       EXPECT_THAT(message_of<IoError>([&] { vision::decode_image(first, "a/" + name); }), HasSubstr("a/" + name))
           << length << " of " << bytes.size();
-      // So it does not depend on the part whether a file is one that is left out.
+      // The part must not decide which files are damaged.
       EXPECT_NE(message_of<IoError>([&] { vision::decode_image(first, name, {.part = Box{.height = 1, .width = 1}}); }), "") << length;
     }
   });

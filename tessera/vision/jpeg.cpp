@@ -1,4 +1,4 @@
-// JPEG by libjpeg-turbo, whose settings are left as they are, as Pillow leaves them: so both have the same pixels.
+// JPEG by libjpeg-turbo. Its settings are left at their defaults, as in Pillow, so both have the same pixels.
 #include <ATen/ATen.h>
 #include <stdio.h>  // jpeglib.h needs it
 // clang-format off
@@ -19,9 +19,9 @@ namespace tessera::vision {
 namespace {
 
 constexpr int64_t kSmallest = 8;  // a JPEG may be shrunk to an eighth
-// Columns around a part that are decoded too, because the first and last ones of what is decoded have no neighbours in smooth upsampling.
+// Columns around a part that are also decoded, because the outermost decoded columns have no neighbours in smooth upsampling.
 constexpr int64_t kNeighbours = 8;
-// Scans of a progressive JPEG, of which programs write ten: each takes the time of all pixels, but can be a few bytes.
+// The most scans of a progressive JPEG, of which programs write ten: each takes time for all pixels, but can be a few bytes.
 constexpr int kMostScans = 500;
 
 LibraryCalls& calls_of(j_common_ptr state) {
@@ -33,13 +33,13 @@ class JpegReader : NoCopy {
  public:
   JpegReader(std::string_view bytes, const std::string& name) : bytes_(bytes), name_(name) {
     state_.err = ::jpeg_std_error(&errors_);
-    state_.client_data = &calls_;  // which libjpeg keeps
+    state_.client_data = &calls_;  // libjpeg leaves it as it is
     errors_.error_exit = [](j_common_ptr state) {
       char reason[JMSG_LENGTH_MAX];
       state->err->format_message(state, reason);
       calls_of(state).fail(reason);
     };
-    errors_.emit_message = [](j_common_ptr, int) {};  // Pillow goes on where libjpeg warns, too
+    errors_.emit_message = [](j_common_ptr, int) {};  // warnings are ignored, as in Pillow
     progress_.progress_monitor = [](j_common_ptr state) {
       if (reinterpret_cast<j_decompress_ptr>(state)->input_scan_number > kMostScans) calls_of(state).fail("it has too many scans");
     };
@@ -48,7 +48,7 @@ class JpegReader : NoCopy {
       run([this] {
         state_.progress = &progress_;
         ::jpeg_mem_src(&state_, reinterpret_cast<const unsigned char*>(bytes_.data()), bytes_.size());
-        // libjpeg's own function would invent an end.
+        // libjpeg's own function would make up an end.
         state_.src->fill_input_buffer = [](j_decompress_ptr state) -> boolean {
           calls_of(reinterpret_cast<j_common_ptr>(state)).fail("it is truncated");
         };
@@ -107,15 +107,15 @@ class JpegReader : NoCopy {
     throw IoError("the JPEG {} is damaged: {}", name_, calls_.reason());
   }
 
-  /// A part that ends before the truncation could be read: whether a file is damaged would depend on the part. Between the header and the
-  /// end no other marker looks like that of the end.
+  /// Looks for the end marker, because a part that ends before the truncation could be decoded, and the part must not decide whether a file
+  /// is damaged. Between the header and the end nothing else looks like the end marker.
   void throw_if_truncated() const {
     const auto begin = bytes_.size() - state_.src->bytes_in_buffer;
     const auto end = bytes_.rfind("\xff\xd9");
     if (end == std::string_view::npos || end < begin) throw IoError("the JPEG {} is damaged: it is truncated", name_);
   }
 
-  /// As Pillow converts CMYK, in which it takes each JPEG for one of Adobe's, whose inks are stored inverted.
+  /// Converts CMYK as Pillow does, which takes each such JPEG for one of Adobe's, with inverted inks.
   static void to_rgb(const uint8_t* inks, uint8_t* to, int64_t count) {
     for (int64_t i = 0; i < count; i++, inks += 4, to += 3) {
       for (int channel = 0; channel < 3; channel++) {

@@ -13,7 +13,7 @@
 namespace tessera::vision {
 namespace {
 
-/// Calls `mix` with rows of `all`, with the rows before them, and with the rows of `to`. The row before the first one is the last.
+/// Calls `mix` with rows of `all`, the rows before them, and the rows of `to`. The last row counts as the row before the first.
 using MixRows = c10::function_ref<void(const at::Tensor& own, const at::Tensor& partners, at::Tensor to)>;
 void with_partners(const at::Tensor& all, const at::Tensor& to, MixRows mix) {
   const auto others = all.size(0) - 1;
@@ -52,8 +52,8 @@ double draw_normal(Draws& draws) {
   return distance * std::cos(draws.uniform(0, 2 * std::numbers::pi));
 }
 
-/// The logarithm of a draw from the gamma distribution, by the method of Marsaglia and Tsang. Small shapes have draws that no double could
-/// hold.
+/// Returns the logarithm of a draw from the gamma distribution, by the method of Marsaglia and Tsang. Draws for small shapes would be too
+/// small for a double.
 double draw_log_gamma(double shape, Draws& draws) {
   if (shape < 1) {
     const double larger = draw_log_gamma(shape + 1, draws);
@@ -81,7 +81,7 @@ data::SeededFetch mix(data::SeededFetch fetch, const Mixing& options) {
   return [fetch = std::move(fetch), options](std::span<const int64_t> numbers, std::span<const uint64_t> seeds) {
     auto batch = fetch(numbers, seeds);
     if (seeds.empty()) return batch;
-    Draws draws(~seeds.front());  // others than those of the sample
+    Draws draws(~seeds.front());  // other draws than the sample's own
     const bool cuts = options.cutmix > 0 && (options.mixup == 0 || draws.chance(0.5));
     const double lambda = draw_lambda(cuts ? options.cutmix : options.mixup, draws);
     const ImageSize size{.height = batch.inputs.size(2), .width = batch.inputs.size(3)};

@@ -1,4 +1,4 @@
-// Pictures as the loops see them.
+// Pictures as the loops over their bytes take them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,12 +14,12 @@ struct Picture {
   Pixels pixels;
 };
 
-/// Copies only a picture whose channels do not lie together. Throws UsageError for what is not bytes {3, height, width}.
+/// Copies the picture only if its channels do not lie together. Throws UsageError if it is not a tensor of bytes {3, height, width}.
 Picture picture_of(const at::Tensor& image);
-/// Throws UsageError for what is not a picture.
+/// Throws UsageError if it is not a picture.
 ImageSize size_of(const at::Tensor& image);
 
-/// Its values are those that the memory happens to have.
+/// Its values are uninitialized.
 at::Tensor empty_picture(ImageSize size);
 
 /// Calls `loop(pixels, to)`, which writes a picture of the same size.
@@ -31,7 +31,7 @@ at::Tensor changed(const at::Tensor& image, const Loop& loop) {
   return result;
 }
 
-/// The picture whose values are `of(channel, value)` of those of this one.
+/// Returns a picture with the value `of(channel, value)` in place of each value.
 template <class Of>
 at::Tensor mapped(const at::Tensor& image, const Of& of) {
   ByteTables tables;

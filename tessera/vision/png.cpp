@@ -1,4 +1,4 @@
-// PNG by libpng. A picture is always read to its end, where libpng has compared all checksums.
+// PNG by libpng. A picture is always read to its end, so that libpng compares all checksums.
 #include <ATen/ATen.h>
 #include <png.h>
 
@@ -13,7 +13,7 @@
 namespace tessera::vision {
 namespace {
 
-/// Of grey in 16 bits, which is RGB in 16 bits here, Pillow keeps the values that fit into 8 bits, and 255 for all others.
+/// Clamps 16-bit grey, which is 16-bit RGB here, to 255, as Pillow does.
 void clip_to_8_bits(png_structp, png_row_infop row, png_bytep values) {
   const auto count = size_t{row->width} * 3;
   for (size_t i = 0; i < count; i++) values[i] = values[2 * i] == 0 ? values[2 * i + 1] : 255;
@@ -32,7 +32,7 @@ class PngReader : NoCopy {
       ::png_destroy_read_struct(&png_, nullptr, nullptr);
       throw ConfigError("libpng can't be used: it is of another version than its header, or there is too little memory");
     }
-    ::png_set_crc_action(png_, PNG_CRC_ERROR_QUIT, PNG_CRC_ERROR_QUIT);  // which libpng would only warn of in chunks that it can do without
+    ::png_set_crc_action(png_, PNG_CRC_ERROR_QUIT, PNG_CRC_ERROR_QUIT);  // libpng would only warn in chunks that are not critical
     ::png_set_read_fn(png_, &rest_, [](png_structp png, png_bytep to, size_t count) {
       auto& rest = *static_cast<std::string_view*>(::png_get_io_ptr(png));
       if (count > rest.size()) ::png_error(png, "it is truncated");
@@ -90,7 +90,7 @@ class PngReader : NoCopy {
 }  // namespace
 
 ImageSize size_of_png(std::string_view bytes, const std::string& name) {
-  constexpr size_t kWidth = 16, kHeight = 20, kEnd = 24;  // behind the signature, and the length and name of the first chunk
+  constexpr size_t kWidth = 16, kHeight = 20, kEnd = 24;  // after the signature, and the length and name of the first chunk
   if (bytes.size() < kEnd) throw IoError("the PNG {} is damaged: it is truncated", name);
   const auto number = [&](size_t at) {
     int64_t value = 0;

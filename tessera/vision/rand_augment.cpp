@@ -16,11 +16,11 @@ namespace {
 
 constexpr double kDegree = std::numbers::pi / 180;
 
-/// How the pixels of an image move, in its coordinates.
+/// The movement of the pixels of an image, in its coordinates.
 struct Motion {
   double angle = 0, shear_x = 0, shear_y = 0;  // in radians
   double across = 0, down = 0;                 // in pixels
-  double center_x = 0, center_y = 0;           // what stays, from the middle of the image
+  double center_x = 0, center_y = 0;           // the fixed point, from the middle of the image
 };
 
 at::Tensor moved(const at::Tensor& image, const Motion& motion) {
@@ -44,7 +44,7 @@ at::Tensor moved(const at::Tensor& image, const Motion& motion) {
 /// A shear by a slope, in which the upper left corner stays.
 Motion shear(const at::Tensor& image, double slope_x, double slope_y) {
   const auto size = size_of(image);
-  // By way of degrees, whose rounding can matter.
+  // Through degrees, as in torchvision, because the rounding can matter.
   const auto of_slope = [](double slope) { return std::atan(slope) / kDegree * kDegree; };
   return {.shear_x = of_slope(slope_x),
           .shear_y = of_slope(slope_y),
@@ -107,8 +107,8 @@ at::Tensor equalized(const at::Tensor& image) {
 constexpr int kBins = 31;  // of magnitudes, as by torchvision's default
 constexpr double kTranslated = 150. / 331;
 
-/// What magnitudes an operation has: those of bins go evenly from `first` to `last`, which are parts of a side of the image in
-/// translations.
+/// The magnitudes of an operation: those of bins go evenly from `first` to `last`, which for translations are fractions of a side of the
+/// image.
 struct OperationRow {
   double first, last;
   bool is_signed;

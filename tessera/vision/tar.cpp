@@ -13,7 +13,7 @@ namespace tessera::vision {
 namespace {
 
 constexpr uint64_t kTarBlock = 512;
-constexpr uint64_t kTarWindow = 4096;  // is read at once: mostly a short file and the headers around it are in it
+constexpr uint64_t kTarWindow = 4096;  // bytes of one read, which mostly has a short file and the headers around it
 constexpr uint64_t kTarBeginning = 15;
 constexpr uint64_t kLongestRecord = 1 << 20;  // the most bytes of a long name, or of records of pax
 
@@ -31,7 +31,7 @@ std::string text_of(std::string_view field) {
   return std::string(field.substr(0, field.find('\0')));
 }
 
-/// Octal digits, or as GNU has it for large numbers, a byte of 0x80 and then a binary number, big-endian.
+/// Octal digits or, for GNU's large numbers, a byte of 0x80 and a binary number, big-endian.
 std::optional<uint64_t> number_in(std::string_view field) {
   uint64_t value = 0;
   if (field[0] == '\x80') {
@@ -100,11 +100,11 @@ class TarReader {
     }
     if (at_ == 0 && header.starts_with("\x1f\x8b")) fail("the archive is compressed; unpack it: pictures are compressed themselves");
     if (has_right_sum(header)) return;
-    fail(at_ == 0 ? "this is no tar archive, or its first header is damaged"
+    fail(at_ == 0 ? "this is not a tar archive, or its first header is damaged"
                   : "the header has another check sum than it says; it is damaged");
   }
 
-  /// Takes the member at this place, and goes to the next one.
+  /// Takes the member at this place, and moves to the next one.
   void take(std::string_view header) {
     const char type = field_of(header, kTarType)[0];
     const bool is_record = type == 'L' || type == 'K' || type == 'x' || type == 'g';
@@ -125,7 +125,7 @@ class TarReader {
       next_size_.reset();
     }
     const auto blocks = has_bytes ? (*size + kTarBlock - 1) / kTarBlock : 0;
-    // The last block may be cut off, and then the archive's end is missing.
+    // The last block may be cut off; then the end of the archive is missing.
     at_ = std::min(begin + blocks * kTarBlock, file_.size());
   }
 
@@ -144,7 +144,7 @@ class TarReader {
     }
   }
 
-  /// A record about the next member. Of those for all members ('g') and of targets of links ('K') nothing is needed.
+  /// A record about the next member. Records for all members ('g') and of targets of links ('K') are skipped.
   void take_record(char type, uint64_t begin, uint64_t size) {
     if (type == 'g' || type == 'K') return;
     if (size > kLongestRecord) fail(formatted("a record about the next file has {} bytes, which is too long; it is damaged", size));
@@ -157,7 +157,7 @@ class TarReader {
     }
   }
 
-  /// Lines "LENGTH KEY=VALUE", whose length counts all of it.
+  /// Lines "LENGTH KEY=VALUE", whose length is that of the whole line.
   void take_pax(std::string_view text) {
     while (!text.empty()) {
       const auto blank = text.find(' ');
@@ -182,7 +182,7 @@ class TarReader {
 
   static std::string name_in(std::string_view header) {
     const auto name = text_of(field_of(header, kTarName)), prefix = text_of(field_of(header, kTarPrefix));
-    // GNU has other things in the place of the prefix, and another magic.
+    // GNU uses the place of the prefix otherwise, and has another magic.
     const bool has_prefix = field_of(header, kTarMagic) == std::string_view("ustar\0", 6) && !prefix.empty();
     return has_prefix ? prefix + '/' + name : name;
   }

@@ -1,4 +1,4 @@
-// Tar archives: where the files in one lie. Reads the headers of ustar, GNU's long names and the records of pax.
+// The places of files in tar archives: reads the headers of ustar, GNU's long names and the records of pax.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ struct TarMember {
   std::string beginning = {};  // of its bytes: at most 15, for which a text takes no memory of its own
 };
 
-/// The files in an archive, in its order; folders and devices are left out. Reads the headers, and the first bytes behind them. Throws
-/// IoError with the place of what is damaged or cut off, and for what would leave out a file without a word: a link, a sparse file, an
-/// archive behind another one.
+/// Returns the files in an archive, in its order, without folders and devices. Reads the headers and the first bytes after them. Throws
+/// IoError with the place of the damage if the archive is damaged or cut off, and for anything that would silently leave out a file: a
+/// link, a sparse file, an archive appended to another one.
 std::vector<TarMember> members_of_tar(const InputFile& file);
 
 }  // namespace tessera::vision

@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kMostClasses = 1 << 20;
 constexpr size_t kMostExpanded = 1 << 20;
 
-/// A name in an archive: what stands before the first dot of its last part, and behind it.
+/// A name in an archive: the text before the first dot of its last part, and the text after it.
 struct KeyAndEnding {
   std::string_view key, ending;
 };
@@ -28,11 +28,11 @@ struct KeyAndEnding {
 KeyAndEnding split_at_dot(std::string_view name) {
   const auto slash = name.rfind('/');
   const auto begin = slash == std::string_view::npos ? 0 : slash + 1, dot = name.find('.', begin);
-  if (dot == std::string_view::npos || dot == begin) return {};  // such as "README", and what macOS adds
+  if (dot == std::string_view::npos || dot == begin) return {};  // such as "README", and the files that macOS adds
   return {.key = name.substr(0, dot), .ending = name.substr(dot + 1)};
 }
 
-/// The files of one key, one behind the other.
+/// The files of one key, in sequence.
 struct Pair {
   const TarMember* picture = nullptr;
   const TarMember* label = nullptr;
@@ -82,7 +82,7 @@ ImageSet read_shard(const std::filesystem::path& path) {
   return images;
 }
 
-/// Because the highest label counts the classes, a single wrong one makes many that have no picture.
+/// The highest label decides the number of classes, so one wrong label would make many classes without a picture.
 void warn_of_empty_classes(const ImageSet& images) {
   std::vector<bool> has_picture(images.classes.size());
   for (const auto label : images.labels) has_picture[static_cast<size_t>(label)] = true;
@@ -95,7 +95,7 @@ void warn_of_empty_classes(const ImageSet& images) {
       images.roots.front(), images.classes.size(), some_of(empty));
 }
 
-/// The texts of a range such as 7..12 or 007..012, which bash writes with as many digits; nothing if it is none.
+/// Returns the texts of a range such as 7..12, or 007..012 with as many digits; nothing if it is not a range.
 std::optional<std::vector<std::string>> texts_of_range(std::string_view inside) {
   const auto dots = inside.find("..");
   if (dots == std::string_view::npos) return std::nullopt;
@@ -114,7 +114,7 @@ std::optional<std::vector<std::string>> texts_of_range(std::string_view inside) 
   return texts;
 }
 
-/// What braces stand for: a range, or the parts between the commas that are in no inner braces.
+/// Returns the texts that braces stand for: a range, or the parts between the commas outside inner braces.
 std::vector<std::string> texts_of(std::string_view inside) {
   if (auto range = texts_of_range(inside)) return std::move(*range);
   std::vector<std::string> texts(1);
@@ -127,11 +127,11 @@ std::vector<std::string> texts_of(std::string_view inside) {
       texts.back() += letter;
     }
   }
-  if (texts.size() == 1) throw UsageError("{{{}}} is no range such as {{000..146}}, and no list such as {{a,b}}", printable(inside));
+  if (texts.size() == 1) throw UsageError("{{{}}} is not a range such as {{000..146}}, or a list such as {{a,b}}", printable(inside));
   return texts;
 }
 
-/// The place of the brace that closes the one at `open`.
+/// Returns the place of the brace that closes the one at `open`.
 size_t closing_brace(std::string_view pattern, size_t open) {
   int depth = 0;
   for (size_t i = open; i < pattern.size(); i++) {

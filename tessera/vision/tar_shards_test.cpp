@@ -100,7 +100,7 @@ TEST(TarShards, ExpandsBracesAsBashDoes) {
   EXPECT_THAT(expanded("{a,b}/{0..1}"), ElementsAre("a/0", "a/1", "b/0", "b/1"));
   EXPECT_THAT(expanded("x{,.old,{1..2}}"), ElementsAre("x", "x.old", "x1", "x2"));
   for (const auto* const wrong : {"x{0..9", "x{y}", "{}", "{1..2}{"}) EXPECT_THROW(expand_braces(wrong), UsageError) << wrong;
-  EXPECT_THAT(message_of<UsageError>([] { expand_braces("{a}"); }), HasSubstr("{a} is no range such as {000..146}"));
+  EXPECT_THAT(message_of<UsageError>([] { expand_braces("{a}"); }), HasSubstr("{a} is not a range such as {000..146}"));
   EXPECT_THAT(message_of<UsageError>([] { expand_braces("{0..99999999}"); }), HasSubstr("too many files"));
   EXPECT_THAT(message_of<UsageError>([] { expand_braces("{0..9999}{0..9999}"); }), HasSubstr("too many files"));
 }

@@ -95,7 +95,7 @@ TEST(Tar, SaysWhereAnArchiveIsDamaged) {
   auto altered = good;
   altered[1024] = 'x';
   EXPECT_THAT(refusal_of(altered), HasSubstr("at byte 1024: the header has another check sum"));
-  EXPECT_THAT(refusal_of(std::string(600, 'x')), HasSubstr("this is no tar archive"));
+  EXPECT_THAT(refusal_of(std::string(600, 'x')), HasSubstr("this is not a tar archive"));
   EXPECT_THAT(refusal_of("\x1f\x8b" + std::string(600, 'x')), HasSubstr("the archive is compressed; unpack it"));
   EXPECT_THAT(refusal_of(tar_header("a", "77777777777") + kEnd), HasSubstr("'a' has 8589934591 bytes"));
   EXPECT_THAT(refusal_of(tar_header("a", "\x80" + std::string(11, '\xff')) + kEnd), HasSubstr("no size that can be read"));

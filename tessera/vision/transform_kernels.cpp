@@ -8,7 +8,7 @@
 namespace tessera::vision {
 namespace {
 
-/// Pixels whose channels lie apart, as floats, so that the compiler vectorizes what is done with them.
+/// Pixels as floats, each channel for itself, so that the compiler vectorizes loops over them.
 constexpr int64_t kSpan = 64;
 struct Span {
   alignas(64) std::array<float, kSpan> red = {}, green = {}, blue = {};
@@ -32,7 +32,7 @@ struct Span {
   }
 }
 
-/// Calls `loop(span)` for all pixels, and stores what it makes of them. Behind the end of a row, a span has the values of another one.
+/// Calls `loop(span)` for all pixels, and stores the result. After the end of a row, a span has values of another row.
 template <class Loop>
 [[gnu::always_inline]] inline void change_spans(const Pixels& pixels, uint8_t* to, const Loop& loop) {
   Span span;
@@ -48,7 +48,7 @@ template <class Loop>
   }
 }
 
-/// Rounded down. It is a whole number for few colours only, of which those where rounding matters are told apart as torchvision does.
+/// Rounded down. Rounding matters for the few colours whose grey value is a whole number; there it is torchvision's.
 [[gnu::always_inline]] inline float grey_of(float red, float green, float blue) {
   const float sum = fused(blue, 0.114F, fused(green, 0.587F, red * 0.2989F));
   return static_cast<float>(static_cast<int32_t>(sum));
@@ -59,7 +59,7 @@ template <class Loop>
   return value > 1 ? 1 : value;
 }
 
-/// To the nearest whole number, of two to the even one, for less than 2^22.
+/// Rounds to the nearest whole number, ties to even, for values below 2^22.
 [[gnu::always_inline]] inline float rounded(float value) {
   constexpr float kAllWhole = 0x1.8p23F;  // floats of this size have no fraction
   return (value + kAllWhole) - kAllWhole;
@@ -80,13 +80,13 @@ template <bool kDense>
   }
 }
 
-/// The channels of 16 pixels: whole vectors of any processor.
+/// The channels of 16 pixels, which fill whole vectors on any processor.
 constexpr int64_t kPattern = 48;
 struct Pattern {
   alignas(64) std::array<float, kPattern> mean, deviation;
 };
 
-/// For places whose channels lie together, too: the bytes are taken as one row of numbers.
+/// Also for places whose channels lie together: the bytes are then one row of numbers.
 [[gnu::always_inline]] inline void scale_packed_row(const uint8_t* from, int64_t count, const Pattern& pattern, float* to) {
   constexpr float kPart = 1.0 / 255;
   const auto *const mean = pattern.mean.data(), *const deviation = pattern.deviation.data();
@@ -214,8 +214,8 @@ void mirror(const Pixels& pixels, uint8_t* to) {
   for (int64_t y = 0; y < pixels.height; y++, to += 3 * pixels.width) {
     const auto* from = pixels.first + y * pixels.row + 3 * (pixels.width - 1);
     std::memcpy(to, from, 3);
-    // Four bytes at a time, of which the next pixel overwrites the last one: it lies within the picture both where it is read and where it
-    // is written, but for the last pixel.
+    // Copies four bytes at a time, of which the next pixel overwrites the last one. Except for the last pixel, the fourth byte lies within
+    // both pictures.
     int64_t x = 1;
     for (; x < pixels.width - 1; x++) std::memcpy(to + 3 * x, from - 3 * x, 4);
     if (x < pixels.width) std::memcpy(to + 3 * x, from - 3 * x, 3);

@@ -7,7 +7,7 @@
 
 namespace tessera::vision {
 
-/// Where the bytes of a picture lie: three a pixel, and `row` from one row to the next. All results below have rows without gaps.
+/// The bytes of a picture: three for each pixel, and `row` from one row to the next. All results below have rows without gaps.
 struct Pixels {
   const uint8_t* first;
   int64_t row;
@@ -27,7 +27,7 @@ struct Pixels {
   return static_cast<uint8_t>(static_cast<int32_t>(value));
 }
 
-/// What becomes of the values of each channel.
+/// The new value of each value, for each channel.
 using ByteTables = std::array<std::array<uint8_t, 256>, 3>;
 void map_bytes(const Pixels& pixels, const ByteTables& tables, uint8_t* to);
 
@@ -41,27 +41,27 @@ int64_t sum_of_greys(const Pixels& pixels);
 /// value * of_value + grey * of_grey
 void mix_with_grey(const Pixels& pixels, float of_value, float of_grey, uint8_t* to);
 
-/// Adds this part of a full turn to the hue.
+/// Adds this fraction of a full turn to the hue.
 void turn_hue(const Pixels& pixels, float turn, uint8_t* to);
 
-/// Goes from each value by this part of the way to the mean of its neighbours, in which it counts five times. Pixels at the edges stay.
+/// Moves each value by this fraction towards the mean of its neighbours, in which it counts five times. Pixels at the edges stay.
 void mix_with_blur(const Pixels& pixels, float of_blur, uint8_t* to);
 
-/// Left becomes right.
+/// Exchanges left and right.
 void mirror(const Pixels& pixels, uint8_t* to);
 
-/// Where a pixel comes from, in a picture that reaches from -1 to 1: x[0] * column + x[1] * row + x[2], and so with y. Columns and rows are
-/// counted from the middle.
+/// The place from which a pixel is taken, in a picture that reaches from -1 to 1: x[0] * column + x[1] * row + x[2], and the same with y.
+/// Columns and rows are counted from the middle.
 struct Origin {
   std::array<float, 3> x, y;
 };
-/// The nearest pixel of the origin; 0 if that is outside.
+/// Takes the pixel that is nearest to the origin; 0 if that is outside.
 void take_nearest(const Pixels& pixels, const Origin& origin, uint8_t* to);
 
 struct ChannelScale {
   std::array<float, 3> mean, deviation;
 };
-/// Where floats of a picture are to be written: the distances between channels, rows and columns.
+/// The place to which the floats of a picture are written: the distances between channels, rows and columns.
 struct FloatPlace {
   float* first;
   int64_t channel, row, column;

@@ -13,8 +13,8 @@
 namespace tessera::vision {
 namespace {
 
-/// Where a part of this length is in the middle. If the difference is odd, it is the even one of the two places; outside of a shorter
-/// image, the first one gets less.
+/// Returns the beginning of a part of this length in the middle. Of two such places it is the even one; outside of a shorter image, less
+/// is before it than behind it.
 int64_t middle(int64_t length, int64_t part) {
   if (part > length) return -((part - length) / 2);
   const auto half = (length - part) / 2;

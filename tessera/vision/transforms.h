@@ -1,5 +1,5 @@
-// Transforms of pictures, with the pixels that torchvision.transforms.v2.functional makes of uint8 tensors on a processor with AVX2. What
-// is random is drawn first, so each transform is a function of a picture and plain values. No picture that is given to them changes.
+// Transforms of pictures, with the pixels that torchvision.transforms.v2.functional makes of uint8 tensors on a processor with AVX2. Random
+// values are drawn first, so each transform is a function of a picture and plain values. No transform changes the picture it is given.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,23 +16,23 @@ enum class Interpolation { Bilinear, Bicubic };
 
 /// Antialiased.
 at::Tensor resize(const at::Tensor& image, ImageSize size, Interpolation interpolation = Interpolation::Bilinear);
-/// The size of an image whose shorter side becomes `side`: that of transforms.Resize(side).
+/// Returns the size of an image whose shorter side becomes `side`, as transforms.Resize(side) does.
 ImageSize resized_shorter_side(ImageSize image, int64_t side);
-/// A view where the box is within the image; otherwise a copy, with 0 outside of the image.
+/// Returns a view if the box is within the image; otherwise a copy, with 0 outside of the image.
 at::Tensor crop(const at::Tensor& image, Box box);
-/// The box of transforms.CenterCrop. It begins outside of an image that is smaller.
+/// Returns the box of transforms.CenterCrop, which begins outside of an image that is smaller.
 Box center_box(ImageSize image, ImageSize crop);
-/// Left becomes right.
+/// Exchanges left and right.
 at::Tensor flip(const at::Tensor& image);
 
-/// A factor of 1 changes nothing. That of hue is a part of a full turn, from -0.5 to 0.5, where 0 changes nothing.
+/// A factor of 1 changes nothing. For hue it is a fraction of a full turn, from -0.5 to 0.5, and 0 changes nothing.
 at::Tensor adjust_brightness(const at::Tensor& image, double factor);
 at::Tensor adjust_contrast(const at::Tensor& image, double factor);
 at::Tensor adjust_saturation(const at::Tensor& image, double factor);
 at::Tensor adjust_hue(const at::Tensor& image, double factor);
 at::Tensor adjust_sharpness(const at::Tensor& image, double factor);
 
-/// A part of random area and shape, which becomes `size` by `size`.
+/// A part of random area and shape, which is resized to `size` by `size`.
 struct RandomResizedCrop {
   int64_t size = 224;
   double smallest = 0.08, largest = 1;         // parts of the image's area
@@ -40,7 +40,7 @@ struct RandomResizedCrop {
 };
 Box draw_box(const RandomResizedCrop& options, ImageSize image, Draws& draws);
 
-/// How far each factor may be from 1, and that of hue from 0. The order of the four is random, too.
+/// The furthest that each factor may be from 1, and that of hue from 0. The four are applied in random order.
 struct ColorJitter {
   double brightness = 0, contrast = 0, saturation = 0, hue = 0;
 };
@@ -63,18 +63,18 @@ enum class AugmentOperation {
   Equalize,
 };
 /// The magnitude is a slope for shears, in pixels for translations, in degrees for the rotation; brightness to sharpness have the factor 1
-/// + magnitude; posterize keeps that many bits; solarize inverts values from 255 * magnitude. The other three have none. Pixels that come
-/// from outside are 0.
+/// + magnitude; posterize keeps that many bits; solarize inverts values from 255 * magnitude. The other three have none. Pixels from
+/// outside are 0.
 at::Tensor augment(const at::Tensor& image, AugmentOperation operation, double magnitude);
 
-/// So many random operations with the same magnitude, from 0 to 30.
+/// A number of random operations with the same magnitude, from 0 to 30.
 struct RandAugment {
   int operations = 2;
   int magnitude = 9;
 };
 at::Tensor rand_augment(const at::Tensor& image, const RandAugment& options, Draws& draws);
 
-/// Bytes become numbers from 0 to 1, and these (number - mean) / deviation.
+/// Scales bytes to numbers from 0 to 1, and these to (number - mean) / deviation.
 struct Normalize {
   std::array<double, 3> mean = {0.485, 0.456, 0.406}, deviation = {0.229, 0.224, 0.225};
 };

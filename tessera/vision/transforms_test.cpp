@@ -115,7 +115,7 @@ const std::map<std::string, Transform>& transforms() {
 /// strides.
 const std::set<std::string> kBlends = {"contrast", "saturation", "sharpness", "jitter", "augment", "rand_augment"};
 
-/// What torchvision makes, which is computed once for all tests.
+/// torchvision's pixels, computed once for all tests.
 class Expected {
  public:
   Expected() : written_(run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/transform_files.py", folder_.path()})) {
