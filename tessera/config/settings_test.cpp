@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <list>
+#include <regex>
 
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
@@ -25,34 +26,10 @@ using ::testing::Not;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
-/// A file copied from a page, which lost its indentation: the keys of fsdp_config are at the top.
-constexpr auto kWithoutIndentation = R"(compute_environment: LOCAL_MACHINE
-debug: false
-distributed_type: FSDP
-downcast_bf16: 'no'
-fsdp_config:
-fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
-fsdp_backward_prefetch_policy: BACKWARD_PRE
-fsdp_forward_prefetch: false
-fsdp_cpu_ram_efficient_loading: true
-fsdp_offload_params: false
-fsdp_sharding_strategy: FULL_SHARD
-fsdp_state_dict_type: SHARDED_STATE_DICT
-fsdp_sync_module_states: true
-fsdp_transformer_layer_cls_to_wrap: BertLayer
-fsdp_use_orig_params: true
-machine_rank: 0
-main_training_function: main
-mixed_precision: bf16
-num_machines: 1
-num_processes: 2
-rdzv_backend: static
-same_network: true
-tpu_env: []
-tpu_use_cluster: false
-tpu_use_sudo: false
-use_cpu: false
-)";
+/// The configuration in Accelerate's guide.
+std::string guide_text() {
+  return read_file(TESSERA_ROOT "/tests/recipes/accelerate.yaml");
+}
 
 class Files : public ::testing::Test {
  protected:
@@ -104,11 +81,7 @@ std::string config_error(const Act& act) {
 }
 
 TEST_F(Files, MayHaveLostTheirIndentation) {
-  for (const std::string indentation : {"", "  "}) {
-    std::string text = kWithoutIndentation;
-    for (size_t at = 0; (at = text.find("\nfsdp_", at)) != std::string::npos; at += 2) {
-      if (!text.substr(at).starts_with("\nfsdp_config")) text.insert(at + 1, indentation);
-    }
+  for (const auto& text : {guide_text(), std::regex_replace(guide_text(), std::regex("\n +"), "\n")}) {
     const auto settings = read(text);
     settings.expect_consistent();
     EXPECT_EQ(settings.text("fsdp_auto_wrap_policy"), "TRANSFORMER_BASED_WRAP");
@@ -230,7 +203,7 @@ TEST_F(Files, SayWhatHasNoEffect) {
 }
 
 TEST_F(Files, AreWrittenSortedAndReadAgain) {
-  const auto settings = read(kWithoutIndentation);
+  const auto settings = read(guide_text());
   const auto text = to_yaml(settings);
   EXPECT_THAT(
       text, HasSubstr("distributed_type: FSDP\ndowncast_bf16: 'no'\nenable_cpu_affinity: false\nfsdp_config:\n  fsdp_auto_wrap_policy: "));

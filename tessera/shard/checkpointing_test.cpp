@@ -6,44 +6,16 @@
 #include "tessera/shard/activation.h"
 #include "tessera/shard/report.h"
 #include "tests/testing/blocks.h"
+#include "tests/testing/checkpoint_by_hand.h"
 #include "tests/testing/net.h"
 
 namespace tessera::testing::checkpointing_test {
 namespace {
 
 namespace nn = torch::nn;
-namespace ag = torch::autograd;
 
-using Run = std::function<at::Tensor(const at::Tensor&)>;
+using Run = SegmentFunction;
 
-struct Segment : torch::CustomClassHolder {
-  Run run;
-};
-
-/// Forgets the activations of a segment, and runs it again in backward. `anchor` requires a gradient, so that there is a node even if x
-/// does not.
-struct Checkpoint : ag::Function<Checkpoint> {
-  static at::Tensor forward(ag::AutogradContext* context, const at::Tensor& x, const at::Tensor& /*anchor*/, const Run& run) {
-    auto segment = c10::make_intrusive<Segment>();
-    segment->run = run;
-    context->saved_data["segment"] = c10::IValue::make_capsule(std::move(segment));
-    context->saved_data["needs"] = x.requires_grad();
-    context->save_for_backward({x});
-    return run(x);
-  }
-  static ag::variable_list backward(ag::AutogradContext* context, ag::variable_list gradients) {
-    const bool needs = context->saved_data["needs"].toBool();
-    const auto x = context->get_saved_variables()[0].detach().set_requires_grad(needs);
-    const auto segment = c10::static_intrusive_pointer_cast<Segment>(context->saved_data["segment"].toCapsule());
-    const at::AutoGradMode grad(true);
-    segment->run(x).backward(gradients[0]);
-    return {x.grad(), at::Tensor(), at::Tensor()};
-  }
-};
-
-at::Tensor by_hand(const Run& run, const at::Tensor& x) {
-  return Checkpoint::apply(x, at::zeros({1}).set_requires_grad(true), run);
-}
 at::Tensor ours(const Run& run, const at::Tensor& x) {
   return activation::checkpoint(run, x);
 }
@@ -91,7 +63,7 @@ TEST_P(Checkpointing, GivesTheGradientsOfThePlainModel) {
   const auto& plan = GetParam();
   with_ranks(2, [&](const Communicator& world) {
     for (const bool needs : {false, true}) {
-      for (const auto around : {&ours, &by_hand}) {
+      for (const auto around : {&ours, &checkpoint_by_hand}) {
         Blocks whole;
         const auto plain = sharded_as(plan, world), sharded = sharded_as(plan, world);
         for (int step = 0; step < 3; step++) {
@@ -109,7 +81,7 @@ TEST_P(Checkpointing, GivesTheGradientsOfThePlainModel) {
           expect_all_freed(*sharded);
           std::vector<uint64_t> reductions;
           for (const auto& unit : units(*sharded)) reductions.push_back(unit->counters().reductions);
-          if (around == &by_hand) {
+          if (around == &checkpoint_by_hand) {
             EXPECT_EQ(reductions, plan.reductions);
             continue;
           }
@@ -187,7 +159,7 @@ TEST(CheckpointedBackward, MayNestDeeperThanTheEngineKeepsInOneThread) {
   with_ranks(2, [](const Communicator& world) {
     Blocks whole;
     whole.forward(numbers({2, 8})).sum().backward();
-    for (const auto around : {&ours, &by_hand}) {
+    for (const auto around : {&ours, &checkpoint_by_hand}) {
       const auto sharded = sharded_blocks(world);
       const auto run = [&](const at::Tensor& x) { return sharded->forward(x); };
       nested_checkpoints(run, around, 80, numbers({2, 8}).set_requires_grad(true)).sum().backward();

@@ -1,11 +1,14 @@
 // What programs ask of the autograd engine: functions of their own, checkpoints, derivatives of derivatives, several losses.
 #include "idiom.h"
+#include "tests/testing/checkpoint_by_hand.h"
 
 namespace tessera::idioms::autograd {
 namespace {
 
 namespace nn = torch::nn;
 namespace ag = torch::autograd;
+using testing::checkpoint_by_hand;
+using Part = testing::SegmentFunction;
 
 struct ThreeLayers : nn::Module {
   nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
@@ -64,35 +67,6 @@ struct SignOf : ag::Function<SignOf> {
   static at::Tensor forward(ag::AutogradContext* /*context*/, const at::Tensor& weight) { return weight.sign(); }
   static ag::variable_list backward(ag::AutogradContext* /*context*/, ag::variable_list gradients) { return {gradients[0].clamp(-1, 1)}; }
 };
-
-using Part = std::function<at::Tensor(const at::Tensor&)>;
-
-struct Segment : torch::CustomClassHolder {
-  Part run;
-};
-
-/// Forgets activations, and computes them again in backward. The anchor gives it a node where x needs no gradient.
-struct Checkpoint : ag::Function<Checkpoint> {
-  static at::Tensor forward(ag::AutogradContext* context, const at::Tensor& x, const at::Tensor& /*anchor*/, const Part& run) {
-    auto segment = c10::make_intrusive<Segment>();
-    segment->run = run;
-    context->saved_data["segment"] = c10::IValue::make_capsule(std::move(segment));
-    context->saved_data["needs"] = x.requires_grad();
-    context->save_for_backward({x});
-    return run(x);
-  }
-  static ag::variable_list backward(ag::AutogradContext* context, ag::variable_list gradients) {
-    const auto x = context->get_saved_variables()[0].detach().set_requires_grad(context->saved_data["needs"].toBool());
-    const auto segment = c10::static_intrusive_pointer_cast<Segment>(context->saved_data["segment"].toCapsule());
-    const at::AutoGradMode grad(true);
-    segment->run(x).backward(gradients[0]);
-    return {x.grad(), at::Tensor(), at::Tensor()};
-  }
-};
-
-at::Tensor checkpoint(const Part& run, const at::Tensor& x) {
-  return Checkpoint::apply(x, at::zeros({1}).set_requires_grad(true), run);
-}
 
 at::Tensor input_of(const Run& run, int step) {
   return run.batch({4, 6}, step).set_requires_grad(true);
@@ -185,7 +159,7 @@ Chapter chapter() {
         run.shard_nested(model);
         const auto loss = [&](int step) {
           const auto h = model->first(run.batch({4, 6}, step));
-          return model->third(checkpoint([&](const at::Tensor& x) { return torch::tanh(model->second(x)); }, h)).pow(2).mean();
+          return model->third(checkpoint_by_hand([&](const at::Tensor& x) { return torch::tanh(model->second(x)); }, h)).pow(2).mean();
         };
         run.train(*model, loss, run.adamw(*model));
        }},
@@ -193,7 +167,7 @@ Chapter chapter() {
         const auto model = std::make_shared<ThreeLayers>();
         run.shard(model);
         const auto loss = [&](int step) {
-          return checkpoint([&](const at::Tensor& x) { return model->forward(x); }, run.batch({4, 6}, step)).pow(2).mean();
+          return checkpoint_by_hand([&](const at::Tensor& x) { return model->forward(x); }, run.batch({4, 6}, step)).pow(2).mean();
         };
         run.train(*model, loss, run.sgd(*model));
        }},
@@ -201,15 +175,15 @@ Chapter chapter() {
         const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         const Part inner = [&](const at::Tensor& x) { return torch::tanh(model->second(x)); };
-        const Part outer = [&](const at::Tensor& x) { return model->third(checkpoint(inner, torch::tanh(model->first(x)))); };
-        run.train(*model, [&](int step) { return checkpoint(outer, input_of(run, step)).pow(2).mean(); }, run.adamw(*model));
+        const Part outer = [&](const at::Tensor& x) { return model->third(checkpoint_by_hand(inner, torch::tanh(model->first(x)))); };
+        run.train(*model, [&](int step) { return checkpoint_by_hand(outer, input_of(run, step)).pow(2).mean(); }, run.adamw(*model));
        }},
       {.what = "a block that is checkpointed twice in one pass", .act = [](Run& run) {
         const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         const Part block = [&](const at::Tensor& x) { return torch::tanh(model->second(x)); };
         const auto loss = [&](int step) {
-          return model->third(checkpoint(block, checkpoint(block, model->first(run.batch({4, 6}, step))))).pow(2).mean();
+          return model->third(checkpoint_by_hand(block, checkpoint_by_hand(block, model->first(run.batch({4, 6}, step))))).pow(2).mean();
         };
         run.train(*model, loss, run.sgd(*model));
        }, .within = 1e-5, .because = kSeveralGraphs},

@@ -69,6 +69,15 @@ void follow(Run& run, const std::function<at::Tensor(const at::Tensor& weight)>&
   run.record_parameters(*model);
 }
 
+struct ActorAndCritic : nn::Module {
+  nn::Linear trunk{5, 4};
+  nn::Sequential actor{trunk, nn::Tanh(), nn::Linear(4, 3)}, critic{trunk, nn::ReLU(), nn::Linear(4, 1)};
+  ActorAndCritic() {
+    register_module("actor", actor);
+    register_module("critic", critic);
+  }
+};
+
 }  // namespace
 
 Chapter chapter() {
@@ -147,27 +156,13 @@ Chapter chapter() {
        });
      }},
     {.what = "two models with a common trunk, in one parent", .act = [](Run& run) {
-       struct Model : nn::Module {
-         nn::Linear trunk{5, 4};
-         nn::Sequential actor{trunk, nn::Tanh(), nn::Linear(4, 3)}, critic{trunk, nn::ReLU(), nn::Linear(4, 1)};
-         Model() {
-           register_module("actor", actor);
-           register_module("critic", critic);
-         }
-       } model;
+       ActorAndCritic model;
        fill(model);
        run.shard(model);
        train(run, model, {4, 5}, [&](auto& x) { return model.actor->forward(x) * model.critic->forward(x); });
      }},
     {.what = "two models with a common trunk, the trunk a unit of its own", .act = [](Run& run) {
-       struct Model : nn::Module {
-         nn::Linear trunk{5, 4};
-         nn::Sequential actor{trunk, nn::Tanh(), nn::Linear(4, 3)}, critic{trunk, nn::ReLU(), nn::Linear(4, 1)};
-         Model() {
-           register_module("actor", actor);
-           register_module("critic", critic);
-         }
-       } model;
+       ActorAndCritic model;
        fill(model);
        if (run.sharded()) {
          run.shard(model.trunk);

@@ -1,6 +1,7 @@
 """Runs the recipe for pairs of sentences as a person would, and looks at what it learns, saves and leaves behind."""
 import json
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -21,34 +22,7 @@ mixed_precision: bf16
 num_machines: 1
 num_processes: 2
 """
-# As Accelerate's guide to FSDP shows it.
-ACCELERATE = """compute_environment: LOCAL_MACHINE
-debug: false
-distributed_type: FSDP
-downcast_bf16: 'no'
-fsdp_config:
-  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
-  fsdp_backward_prefetch_policy: BACKWARD_PRE
-  fsdp_forward_prefetch: false
-  fsdp_cpu_ram_efficient_loading: true
-  fsdp_offload_params: false
-  fsdp_sharding_strategy: FULL_SHARD
-  fsdp_state_dict_type: SHARDED_STATE_DICT
-  fsdp_sync_module_states: true
-  fsdp_transformer_layer_cls_to_wrap: BertLayer
-  fsdp_use_orig_params: true
-machine_rank: 0
-main_training_function: main
-mixed_precision: bf16
-num_machines: 1
-num_processes: 2
-rdzv_backend: static
-same_network: true
-tpu_env: []
-tpu_use_cluster: false
-tpu_use_sudo: false
-use_cpu: false
-"""
+ACCELERATE = pathlib.Path(__file__).with_name("accelerate.yaml").read_text()  # as Accelerate's guide to FSDP shows it
 HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
 READ = """
 import sys, torch
