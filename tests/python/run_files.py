@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from ranks import fork_ranks
+from values import flat, numbers
 
 try:
     import accelerate
@@ -43,10 +43,6 @@ class Net(nn.Module):
         return self.c(torch.tanh(self.b(torch.tanh(self.a(x)))))
 
 
-def numbers(*shape):
-    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).mul(0.7).sin().view(shape)
-
-
 def new_run(accelerator=None):
     model = Net()
     with torch.no_grad():
@@ -64,17 +60,6 @@ def train(model, optimizer, steps):
         model(numbers(3, 6) + 0.25 * step).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-
-
-def flat(value, name, result):
-    """The values by name, as lists of numbers."""
-    if isinstance(value, torch.Tensor):
-        value = value.full_tensor() if isinstance(value, DTensor) else value
-        result[name] = value.detach().double().flatten().tolist()
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            flat(item, f"{name}.{key}" if name else str(key), result)
-    return result
 
 
 def write_json(rank, path, model, optimizer):

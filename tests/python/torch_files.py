@@ -20,18 +20,14 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from ranks import fork_ranks
+from values import flat, numbers
 
 warnings.simplefilter("ignore")
 folder = sys.argv[1]
 ours, theirs = f"{folder}/ours", f"{folder}/theirs"
 os.makedirs(theirs)
-
-
-def numbers(*shape):
-    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).mul(0.7).sin().view(shape)
 
 
 def trained(shard):
@@ -48,17 +44,6 @@ def trained(shard):
     model(numbers(4, 5)).pow(2).sum().backward()
     optimizer.step()
     return model, optimizer
-
-
-def flat(value, name, result):
-    """The values by name, as lists of numbers."""
-    if isinstance(value, torch.Tensor):
-        value = value.full_tensor() if isinstance(value, DTensor) else value
-        result[name] = value.detach().double().flatten().tolist()
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            flat(item, f"{name}.{key}" if name else str(key), result)
-    return result
 
 
 def save_as_rank(rank):
