@@ -431,7 +431,7 @@ if(TARGET imagenet AND Libtorch_PYTHON)
 endif()
 
 # Launchers that others wrote.
-find_program(MPIRUN mpirun)
+find_program(MPIRUN NAMES mpiexec.openmpi mpirun)
 if(MPIRUN)
   other_test(launchers/mpirun SAYS "shm: 3 ranks.*errors +ok"
     ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ${_store}/mpirun
@@ -467,6 +467,9 @@ foreach(_mpi IN LISTS TESSERA_MPIS)
   mpi_test(leaves anyhow "rank [02] says.*rank 1 .*left the world" 3 $<TARGET_FILE:mpi_ranks_${_mpi}> leaves)
   mpi_test(aborts anyhow "rank [02] says.*enough of this" 3 $<TARGET_FILE:mpi_ranks_${_mpi}> aborts)
   mpi_test(late anyhow "rank [02] says.*waited 2 s for rank 1" 3 $<TARGET_FILE:mpi_ranks_${_mpi}> late)
+  if(Libtorch_PYTHON)
+    mpi_test(parity well "cases over mpi" 2 ${_over_mpi} $<TARGET_FILE:test_parity> --gtest_brief=1 --gtest_filter=Launched.*)
+  endif()
   if(TESSERA_LONG_TESTS)
     mpi_test(large well "large holds" 2 $<TARGET_FILE:mpi_ranks_${_mpi}> large)
   endif()
@@ -481,8 +484,9 @@ if(Libtorch_PYTHON)
     COMMAND ${Libtorch_PYTHON} -m torch.distributed.run --standalone --no-python --nproc-per-node 1 $<TARGET_FILE:tessera_cli> ckpt inspect no/such/checkpoint)
 endif()
 
-# One training by every launcher has the same losses. With --long also by MPICH's and by a Slurm of two nodes, which the test makes.
-if(MPIRUN AND Libtorch_PYTHON)
+# One training by every launcher has the same losses. With --long also by a Slurm of two nodes, which the test makes.
+find_program(HYDRA mpiexec.hydra)
+if(MPIRUN AND HYDRA AND Libtorch_PYTHON)
   set(_long "")
   if(TESSERA_LONG_TESTS AND NOT TESSERA_SANITIZE)
     set(_long --long)
