@@ -421,12 +421,49 @@ if(TARGET imagenet AND Libtorch_PYTHON)
 endif()
 
 # Launchers that others wrote.
-find_program(MPIRUN mpirun)
+find_program(MPIRUN NAMES mpiexec.openmpi mpirun)
 if(MPIRUN)
   other_test(launchers/mpirun SAYS "shm: 3 ranks.*errors +ok"
     ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ${_store}/mpirun
     COMMAND ${MPIRUN} --oversubscribe -n 3 $<TARGET_FILE:tessera_cli> test)
 endif()
+
+# The engine mpi, under the launcher of each MPI. The sanitizers do not know the libraries of MPI.
+# mpi_test(NAME ENDS SAYS RANKS COMMAND...): ENDS is `well` or `anyhow`, since launchers differ in their status when a rank fails.
+function(mpi_test name ends says ranks)
+  set(_script "folder=$(mktemp -d); TESSERA_STORE=file:$folder/store \"$@\"; status=$?; rm -r $folder; [ $0 = anyhow ] || exit $status")
+  other_test(comm/mpi/${_mpi}_${name} SAYS "${says}" ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    COMMAND sh -c "${_script}" ${ends} ${_mpirun} -n ${ranks} ${ARGN})
+endfunction()
+if(TESSERA_SANITIZE)
+  set(TESSERA_MPIS "")
+endif()
+foreach(_mpi IN LISTS TESSERA_MPIS)
+  find_program(MPIEXEC_${_mpi} NAMES mpiexec.${_mpi} mpiexec)
+  set(_mpirun "${MPIEXEC_${_mpi}}")
+  if(_mpi STREQUAL "openmpi")
+    list(APPEND _mpirun --oversubscribe)
+  endif()
+  add_executable(mpi_ranks_${_mpi} tests/mpi/ranks.cpp)
+  set_target_properties(mpi_ranks_${_mpi} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+  target_link_libraries(mpi_ranks_${_mpi} PRIVATE tessera mpi_${_mpi} fmt::fmt-header-only)
+  target_compile_options(mpi_ranks_${_mpi} PRIVATE ${_of_programs})
+  target_precompile_headers(mpi_ranks_${_mpi} REUSE_FROM tessera_headers)
+  set(_over_mpi ${CMAKE_COMMAND} -E env TESSERA_TRANSPORT=mpi)
+  mpi_test(conformance well "mpi: 3 ranks.*errors +ok" 3 ${_over_mpi} $<TARGET_FILE:tessera_cli> test)
+  foreach(_case IN ITEMS multiple funneled groups)
+    mpi_test(${_case} well "${_case} holds" 3 $<TARGET_FILE:mpi_ranks_${_mpi}> ${_case})
+  endforeach()
+  mpi_test(leaves anyhow "rank [02] says.*rank 1 .*left the world" 3 $<TARGET_FILE:mpi_ranks_${_mpi}> leaves)
+  mpi_test(aborts anyhow "rank [02] says.*enough of this" 3 $<TARGET_FILE:mpi_ranks_${_mpi}> aborts)
+  mpi_test(late anyhow "rank [02] says.*waited 2 s for rank 1" 3 $<TARGET_FILE:mpi_ranks_${_mpi}> late)
+  if(Libtorch_PYTHON)
+    mpi_test(parity well "cases over mpi" 2 ${_over_mpi} $<TARGET_FILE:test_parity> --gtest_brief=1 --gtest_filter=Launched.*)
+  endif()
+  if(TESSERA_LONG_TESTS)
+    mpi_test(large well "large holds" 2 $<TARGET_FILE:mpi_ranks_${_mpi}> large)
+  endif()
+endforeach()
 if(Libtorch_PYTHON)
   other_test(launchers/torchrun SAYS "shm: 3 ranks.*errors +ok"
     COMMAND ${Libtorch_PYTHON} -m torch.distributed.run --standalone --no-python --nproc-per-node 3 $<TARGET_FILE:tessera_cli> test)
@@ -437,8 +474,9 @@ if(Libtorch_PYTHON)
     COMMAND ${Libtorch_PYTHON} -m torch.distributed.run --standalone --no-python --nproc-per-node 1 $<TARGET_FILE:tessera_cli> ckpt inspect no/such/checkpoint)
 endif()
 
-# One training by every launcher has the same losses. With --long also by MPICH's and by a Slurm of two nodes, which the test makes.
-if(MPIRUN AND Libtorch_PYTHON)
+# One training by every launcher has the same losses. With --long also by a Slurm of two nodes, which the test makes.
+find_program(HYDRA mpiexec.hydra)
+if(MPIRUN AND HYDRA AND Libtorch_PYTHON)
   set(_long "")
   if(TESSERA_LONG_TESTS AND NOT TESSERA_SANITIZE)
     set(_long --long)

@@ -54,10 +54,10 @@ missing_packages() {
     has_header jpeglib.h || echo libjpeg-dev
     has_header png.h || echo libpng-dev
     has_header webp/decode.h || echo libwebp-dev
-    command -v mpirun >/dev/null || echo openmpi-bin
+    { command -v mpirun && command -v mpicc.openmpi; } >/dev/null || echo openmpi-bin libopenmpi-dev
+    { command -v mpiexec.hydra && command -v mpicc.mpich; } >/dev/null || echo mpich libmpich-dev
     if [ "${TESSERA_LONG_TESTS:-OFF}" != OFF ]; then
       command -v doxygen >/dev/null || echo doxygen
-      command -v mpiexec.hydra >/dev/null || echo mpich
       command -v srun >/dev/null || echo slurm-client
       [ -x /usr/sbin/munged ] || echo munge
       [ -x /usr/sbin/slurmctld ] || echo slurmctld

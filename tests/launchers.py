@@ -2,8 +2,8 @@
 
 launchers.py BUILD_BIN PYTHON [--long] [NAME...]
 
-PYTHON has torch, for torchrun. NAME picks the tests whose names contain it. --long adds the launchers that few machines have: MPICH's, and a Slurm
-of two nodes on this host, which is made in a temporary folder and is gone afterwards. There a program that is missing is a failure.
+PYTHON has torch, for torchrun. NAME picks the tests whose names contain it. --long adds a Slurm of two nodes on this host,
+which is made in a temporary folder and is gone afterwards. There a program that is missing is a failure.
 """
 import concurrent.futures
 import contextlib
@@ -26,7 +26,7 @@ LONG = "--long" in sys.argv[3:]
 PICKED = [argument for argument in sys.argv[3:] if argument != "--long"]
 TESSERA, MNIST = BIN / "tessera", BIN / "mnist"
 TRAINING = [MNIST, "--fake-data", "--num-epochs", 1, "--batch-size", 300, "--log-steps", 1, "--metrics"]
-MPIRUN = ["mpirun", "--oversubscribe"]
+MPIRUN = [shutil.which("mpiexec.openmpi") or "mpirun", "--oversubscribe"]
 HYDRA = ["mpiexec.hydra"]
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--no-python"]
 
@@ -114,6 +114,21 @@ def two_jobs_at_once(launcher, **variables):
             expect_losses(job.result())
 
 
+def over_mpi(launcher):
+    """Two ranks add two numbers, which have one sum in any order."""
+    expect_losses(losses([*launcher, "-n", 2], MASTER_PORT=free_port(), TESSERA_TRANSPORT="mpi"))
+
+
+@test
+def mpirun_over_mpi():
+    over_mpi(MPIRUN)
+
+
+@test
+def hydra_over_mpi():
+    over_mpi(HYDRA)
+
+
 @test
 def two_jobs_of_mpirun_at_once():
     two_jobs_at_once([*MPIRUN, "-n", 2])
@@ -146,12 +161,12 @@ def emulated_slurm_batch_script_is_a_lone_process():
     expect_losses(losses([], SLURM_PROCID=0, SLURM_LOCALID=0, **SLURM_JOB), ranks=1)
 
 
-@long_test
+@test
 def hydra():
     expect_losses(losses([*HYDRA, "-n", 2], MASTER_PORT=free_port()))
 
 
-@long_test
+@test
 def hydra_contradicts_left_over_variables():
     expect_contradiction([*HYDRA, "-n", 3], "PMI_RANK=[012] of PMI_SIZE=3")
 

@@ -17,7 +17,7 @@ namespace {
 constexpr std::string_view kPrefix = "TESSERA_";
 
 constexpr std::array kTable = {
-    EnvVariable{"TESSERA_TRANSPORT", "auto, self, shm, gloo, gloo_collectives, nccl, xla",
+    EnvVariable{"TESSERA_TRANSPORT", "auto, self, shm, gloo, gloo_collectives, mpi, nccl, xla",
                 "the transport of the ranks, if neither `InitOptions::transport` nor `tessera_transport` names one", "`tessera::init`, `Trainer`"},
     EnvVariable{"TESSERA_DEVICE", "cpu, cuda, cuda:1, xla", "the device of the ranks' tensors, if the program names none; cpu if unset",
                 "`tessera::init`, `run_ranks`"},

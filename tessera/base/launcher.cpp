@@ -15,21 +15,22 @@ constexpr int kDefaultPort = 29500;
 constexpr int64_t kMost = std::numeric_limits<int>::max();
 
 struct Launcher {
+  std::string_view name;
   const char* rank;
   const char* size;
   const char* local_rank;
   const char* local_size;
 };
-constexpr Launcher kPlain = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};  // torchrun, tessera launch, or by hand
+constexpr Launcher kPlain = {"tessera launch, torchrun, or variables set by hand", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};  // torchrun, tessera launch, or by hand
 // A PMIx server numbers the ranks, but does not say how many there are.
-constexpr Launcher kPmix = {"PMIX_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+constexpr Launcher kPmix = {"a PMIx server", "PMIX_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 constexpr std::array kMpi = {
-    Launcher{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    Launcher{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},  // MPICH, Intel MPI
-    Launcher{"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
+    Launcher{"mpirun of Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    Launcher{"mpirun of MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    Launcher{"mpirun of MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
 };
 // A batch script, too, has SLURM_PROCID and SLURM_NTASKS. Only the tasks that srun starts have SLURM_STEP_NUM_TASKS.
-constexpr Launcher kSlurm = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr};
+constexpr Launcher kSlurm = {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr};
 
 std::optional<Identity> identity_by(const Launcher& launcher) {
   const auto rank = env_int(launcher.rank, 0, kMost);
@@ -126,6 +127,11 @@ bool all_ranks_are_here(const Launcher& launcher) {
 std::optional<Identity> identity_from_environment() {
   const auto* const launcher = launcher_of_this_process();
   return launcher == nullptr ? std::nullopt : identity_by(*launcher);
+}
+
+std::string launcher_in_words() {
+  const auto* const launcher = launcher_of_this_process();
+  return launcher == nullptr ? "" : fmt::format("{} ({})", launcher->name, launcher->rank);
 }
 
 std::optional<int> local_rank_from_environment() {

@@ -19,6 +19,10 @@ struct Identity {
 /// the variables of two launchers contradict each other.
 std::optional<Identity> identity_from_environment();
 
+/// The launcher that has started this process, and the variable that says so: "mpirun of Open MPI (OMPI_COMM_WORLD_RANK)". Empty if there is
+/// none.
+std::string launcher_in_words();
+
 /// The number of this rank on its host, if a launcher has set it.
 std::optional<int> local_rank_from_environment();
 

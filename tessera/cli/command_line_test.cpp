@@ -34,7 +34,7 @@ TEST(CommandLine, IsRefusedInWordsOfOurOwn) {
       {{"test", "--ranks", "x"}, "--ranks: 'x' is not a whole number from 1 to 64; see tessera test --help"},
       {{"test", "--ranks", "2.5"}, "--ranks: '2.5' is not a whole number from 1 to 64"},
       {{"test", "--limit", "0"}, "--limit: '0' is not a number from 0.1 to 3600"},
-      {{"test", "--transport", "pigeon"}, "--transport: 'pigeon' is not one of all, self, threads, shm, gloo, gloo_collectives, nccl, fake"},
+      {{"test", "--transport", "pigeon"}, "--transport: 'pigeon' is not one of all, self, threads, shm, gloo, gloo_collectives, mpi, nccl, fake"},
       {{"test", "--ranks", "2", "--ranks", "3"}, "--ranks is given more than once; leave all but one out"},
       {{"env", "--json=x"}, "--json takes no value"},
       {{"completion", "tcsh"}, "SHELL: 'tcsh' is not one of bash, fish, zsh"},

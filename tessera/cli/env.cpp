@@ -13,6 +13,7 @@
 #include <memory>
 #include <sstream>
 
+#include "tessera/base/env.h"
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
 #include "tessera/base/launcher.h"
@@ -80,12 +81,26 @@ Chapter facts_of_xla() {
   return chapter_of_xla != nullptr ? chapter_of_xla() : Chapter{"xla_plugins", {fact("cpu", "no: " + why_none_of("xla"))}};
 }
 
-Fact rank_here() try {
+/// The transport that init() would take, and why.
+std::string transport_here(bool is_lone) {
+  const auto given = env("TESSERA_TRANSPORT");
+  if (given && *given != "auto") return *given + ": TESSERA_TRANSPORT names it";
+  if (is_lone) return "self: this is a lone process";
+  if (!default_device().is_cpu()) return "auto: by the devices of the ranks";
+  if (meeting_point().one_host) return "shm: all ranks are on this host; gloo, if they can't share memory";
+  return "auto: shm if all ranks are on one host, gloo otherwise";
+}
+
+/// What init() would find out about the launcher.
+std::vector<Fact> rank_here() try {
   const auto identity = identity_from_environment();
-  return identity ? fact("this_process", fmt::format("rank {} of {}", identity->rank, identity->world_size))
-                  : fact("this_process", {}, "not started by a launcher: a world of one rank");
+  if (!identity) {
+    return {fact("this_process", {}, "not started by a launcher: a world of one rank"), fact("transport", transport_here(true))};
+  }
+  return {fact("this_process", fmt::format("rank {} of {}", identity->rank, identity->world_size)),
+          fact("started_by", launcher_in_words()), fact("transport", transport_here(false))};
 } catch (const ConfigError& error) {
-  return fact("this_process", fmt::format("error: {}", error.what()));
+  return {fact("this_process", fmt::format("error: {}", error.what()))};
 }
 
 /// Lists the configuration file that launch would read, and the settings in it.
@@ -141,7 +156,7 @@ std::vector<Chapter> all_facts() {
   std::vector<Chapter> all = {facts_of_tessera(), facts_of_libtorch(), facts_of_transports(), facts_of_xla()};
   std::ranges::move(facts_of_machine(), std::back_inserter(all));
   all.push_back({"configuration", facts_of_configuration()});
-  all.push_back({"launcher", {rank_here()}});
+  all.push_back({"launcher", rank_here()});
   std::ranges::move(variables(is_of_launchers), std::back_inserter(all.back().facts));
   all.push_back({"environment", variables([](std::string_view name) { return name.starts_with("TESSERA_") || is_of_threads(name); })});
   return all;

@@ -50,6 +50,20 @@ TEST(EnvCommand, ShowsVariablesButNoSecrets) {
                                HasSubstr("1\\x1b[31m"), Not(HasSubstr("sesame"))));
 }
 
+TEST(EnvCommand, SaysWhichLauncherAndTransportItFinds) {
+  const auto under = [](const std::map<std::string, std::string>& variables) {
+    return nlohmann::json::parse(env_command({"--json"}, variables).out).at("launcher");
+  };
+  std::map<std::string, std::string> mpi = {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+  EXPECT_EQ(under(mpi).at("started_by"), "mpirun of Open MPI (OMPI_COMM_WORLD_RANK)");
+  EXPECT_THAT(under(mpi).at("transport").get<std::string>(), StartsWith("shm: all ranks are on this host"));
+  mpi["OMPI_COMM_WORLD_LOCAL_SIZE"] = "1";
+  EXPECT_THAT(under(mpi).at("transport").get<std::string>(), StartsWith("auto: "));
+  mpi["TESSERA_TRANSPORT"] = "mpi";
+  EXPECT_EQ(under(mpi).at("transport"), "mpi: TESSERA_TRANSPORT names it");
+  EXPECT_EQ(under({}).at("transport"), "self: this is a lone process");
+}
+
 TEST(EnvCommand, ShowsTheConfigurationThatLaunchWouldRead) {
   const Folder folder;
   const auto file = (folder / "run.yaml").string();

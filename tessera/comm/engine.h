@@ -21,6 +21,7 @@ struct Meeting {
   Identity identity;
   Topology topology;
   c10::Device device = c10::kCPU;  // the device of this rank's tensors
+  std::string store_host = {};      // where the store is; empty: where MASTER_ADDR says
   std::chrono::milliseconds start_limit;
   Clock::time_point end;  // the time limit of the start
 };

@@ -8,6 +8,7 @@
 #include "tessera/comm/c10d/connect.h"
 #include "tessera/comm/fake/fake.h"
 #include "tessera/comm/gloo/gloo_link.h"
+#include "tessera/comm/mpi/mpi.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/comm/shm/shm_link.h"
 #include "tessera/comm/threads/run_ranks.h"
@@ -34,6 +35,7 @@ std::vector<Engine>& table() {
              .connect = connect_shm},
       Engine{.name = "gloo", .ranks = "processes of this host", .automatic = true, .why_not = why_no_gloo, .connect = connect_gloo},
       Engine{.name = "gloo_collectives", .ranks = "processes of this host", .why_not = why_no_gloo, .connect = connect_gloo_collectives},
+      Engine{.name = "mpi", .ranks = "processes that mpirun has started", .why_not = why_no_mpi, .connect = connect_mpi},
       Engine{.name = "nccl",
              .ranks = "processes of this host, each with a GPU",
              .device = c10::kCUDA,

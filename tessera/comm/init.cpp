@@ -23,6 +23,7 @@
 #include "tessera/comm/device/own_device.h"
 #include "tessera/comm/engines.h"
 #include "tessera/comm/host/rendezvous.h"
+#include "tessera/comm/mpi/mpi_meeting.h"
 #include "tessera/comm/self/self.h"
 
 namespace tessera {
@@ -212,7 +213,9 @@ std::vector<Engine> candidates(const std::string& transport, c10::Device device)
   return found;
 }
 
-Communicator join(const StorePtr& store, const Identity& identity, const InitOptions& options, const StartWait& wait) {
+/// `store_host`: where the store is, if the environment does not say.
+Communicator join(const StorePtr& store, const Identity& identity, const InitOptions& options, const StartWait& wait,
+                  const std::string& store_host = {}) {
   const auto transport = chosen_transport(options);
   const StorePtr own_store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", next_round(store, identity.rank)), store);
   const auto device = device_of(options, transport, local_rank_from_environment().value_or(identity.rank));
@@ -224,6 +227,7 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
                         .identity = identity,
                         .topology = topology_of(host_names),
                         .device = device,
+                        .store_host = store_host,
                         .start_limit = options.start_limit,
                         .end = wait.end};
   const auto& topology = meeting.topology;
@@ -297,6 +301,14 @@ Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Ini
   const auto device = device_of(options, std::string(kAuto), local_rank_from_environment().value_or(backend->getRank()));
   return wrap({.name = backend->getBackendName(), .topology = std::move(topology), .device = device}, {.link = std::move(link)}, options,
               store);
+}
+
+Communicator init(const MpiCommunicator& communicator, const InitOptions& options) {
+  const MpiMeeting meeting(communicator.library, communicator.handle, options.transport, options.start_limit);
+  start_log(meeting.identity().rank);
+  auto with_transport = options;
+  with_transport.transport = meeting.transport();
+  return join(meeting.store(), meeting.identity(), with_transport, start_wait(options, "over MPI"), meeting.host());
 }
 
 int local_rank() {

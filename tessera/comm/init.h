@@ -4,7 +4,9 @@
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <cstdint>
 #include <optional>
+#include <string_view>
 
 #include "tessera/comm/communicator.h"
 
@@ -14,6 +16,12 @@ class Store;
 }  // namespace c10d
 
 namespace tessera {
+
+/// An MPI_Comm of the program: tessera/mpi.h makes it, and has init(MPI_Comm).
+struct MpiCommunicator {
+  std::string_view library;  // how the library calls itself
+  std::uintptr_t handle = 0;
+};
 
 struct InitOptions {
   /// The name of an engine (`tessera env` lists them), or auto: self for a single process, shm for ranks of one host that can share memory,
@@ -41,5 +49,8 @@ Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wo
 
 /// Joins the ranks of a process group that the program already has, over that group's own backend for host memory.
 Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const InitOptions& options = {});
+
+/// Joins the ranks of an MPI communicator that the program already has.
+Communicator init(const MpiCommunicator& communicator, const InitOptions& options = {});
 
 }  // namespace tessera

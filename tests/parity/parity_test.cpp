@@ -4,14 +4,19 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <fmt/format.h>
+
 #include <cmath>
+#include <iostream>
 #include <limits>
 #include <sstream>
 
 #include "case.h"
 #include "formula.h"
+#include "tessera/base/launcher.h"
 #include "tessera/base/process.h"
 #include "tessera/base/wide_products.h"
+#include "tessera/comm/init.h"
 #include "tests/testing/folder.h"
 #include "tests/testing/net.h"
 #include "tests/testing/page.h"
@@ -130,6 +135,25 @@ std::string test_name(const ::testing::TestParamInfo<Case>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, Parity, ::testing::ValuesIn(cases()), test_name);
+
+/// Over the transport of a launcher that has started this program as each rank: every case for so many ranks.
+TEST(Launched, HoldsOverItsTransport) {
+  if (!identity_from_environment()) GTEST_SKIP() << "no launcher has started this process";
+  const auto world = init();
+  at::set_num_threads(1);
+  const double rounding = world.traits().sums == SumOrder::Any ? 1e-5 : 0;
+  int trained = 0;
+  for (const auto& test : cases()) {
+    if (test.ranks != world.size() || test.get("residence", std::string()) == "node-shared") continue;
+    SCOPED_TRACE(test.name);
+    const auto tessera = train_with_tessera(world, test);
+    EXPECT_EQ(tessera.received, bytes_by_formula(test, Side::Tessera));
+    expect_near(tessera, train_replicated(world, test), std::max(bound(test, "replicated"), rounding));
+    trained++;
+  }
+  EXPECT_GT(trained, 0);
+  std::cout << fmt::format("{} cases over {}\n", trained, world.traits().name);
+}
 
 std::string page() {
   std::ostringstream text;

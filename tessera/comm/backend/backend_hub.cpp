@@ -110,13 +110,15 @@ void BackendHub::use_tag(int32_t tag) {
   next_tag_ = std::max<int32_t>(next_tag_, tag + 1);
 }
 
-void BackendHub::watch() {
+void BackendHub::watch(std::function<void()> then) {
   if (!store_ || watcher_.joinable()) return;
-  watcher_ = std::jthread([this](const std::stop_token& stop) {
+  watcher_ = std::jthread([this, then = std::move(then)](const std::stop_token& stop) {
     std::unique_lock lock(watching_);
     while (!wake_.wait_for(lock, stop, kWatchInterval, [] { return false; }) && !stop.stop_requested()) {
       const auto found = verdict();
-      if (found && !found->reason.empty()) return end(*found);
+      if (!found || found->reason.empty()) continue;
+      end(*found);
+      return then();
     }
   });
 }

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -61,8 +62,8 @@ class BackendHub {
   void use_tag(int32_t tag);
 
   /// Polls the store for a verdict in a thread. Needed if the program holds the backend too: then an abort on another rank closes no
-  /// connection.
-  void watch();
+  /// connection. Calls `then` after a verdict.
+  void watch(std::function<void()> then = [] {});
 
  private:
   void expect_running() const;

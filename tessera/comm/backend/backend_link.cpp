@@ -145,6 +145,12 @@ std::unique_ptr<Link> own_backend_link(const c10::intrusive_ptr<c10d::Backend>& 
   return std::make_unique<BackendLink>(std::move(hub), all_ranks(backend->getSize()), BackendHub::kFirstTag);
 }
 
+std::unique_ptr<Link> watched_backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store) {
+  auto hub = std::make_shared<BackendHub>(backend, store, "verdict");
+  hub->watch([backend] { backend->abort(); });
+  return std::make_unique<BackendLink>(std::move(hub), all_ranks(backend->getSize()), BackendHub::kFirstTag);
+}
+
 std::unique_ptr<Link> backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store,
                                    std::chrono::milliseconds start_limit) {
   const auto hub = shared_hub(backend, store);

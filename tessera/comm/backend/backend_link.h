@@ -18,6 +18,10 @@ namespace tessera {
 /// Makes a link over a backend that nobody else uses. A rank that gives up publishes the reason in the store.
 std::unique_ptr<Link> own_backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store);
 
+/// The same for a backend whose connections stay open when a rank gives up. The link looks for the reason in the store, and then calls the
+/// backend's abort().
+std::unique_ptr<Link> watched_backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store);
+
 /// Collective: makes a link over a backend that the program uses, too. `store` may be null; then a rank that gives up can't publish the
 /// reason.
 std::unique_ptr<Link> backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store,

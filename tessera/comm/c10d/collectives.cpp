@@ -139,7 +139,7 @@ uint64_t CollectivesTransport::move(const Request& request, const Piece& piece, 
 std::unique_ptr<Transport> CollectivesTransport::split(std::span<const int> colors, std::shared_ptr<Link> part) {
   auto of_part = with_ranks_of(*part, traits(), colors);
   const auto name = fmt::format("{}/{}.{}", name_, parts_++, colors[traits().local_ranks.front()]);
-  auto made = std::make_unique<CollectivesTransport>(std::move(of_part), part, make_(name, part->rank(), part->size()), make_);
+  auto made = std::make_unique<CollectivesTransport>(std::move(of_part), part, make_(name, *part), make_);
   made->name_ = name;
   return made;
 }

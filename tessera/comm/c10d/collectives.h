@@ -26,8 +26,8 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 /// allocator is told which memory they use, and does not reuse it before they have ended.
 class CollectivesTransport final : public Transport {
  public:
-  /// Collective: makes the backend of a part of the ranks. `name` is the same on all of them, and no other group has it.
-  using MakeBackend = std::function<BackendPtr(const std::string& name, int rank, int size)>;
+  /// Collective: makes the backend of the ranks of a link. `name` is the same on all of them, and no other group has it.
+  using MakeBackend = std::function<BackendPtr(const std::string& name, Link& part)>;
 
   /// Takes the ranks from the link.
   CollectivesTransport(GroupTraits traits, std::shared_ptr<Link> link, BackendPtr backend, MakeBackend make);

@@ -23,7 +23,7 @@ std::shared_ptr<Link> link_of_hosts(const Meeting& meeting) {
 Connection connect(const Meeting& meeting, std::string_view name, c10::Device device, const CollectivesTransport::MakeBackend& make) {
   auto link = link_of_hosts(meeting);
   GroupTraits traits{.name = std::string(name), .topology = meeting.topology, .device = device, .sums = SumOrder::Any};
-  auto backend = make("world", link->rank(), link->size());
+  auto backend = make("world", *link);
   auto transport = std::make_unique<CollectivesTransport>(std::move(traits), link, std::move(backend), make);
   return {.link = std::move(link), .transport = std::move(transport)};
 }
@@ -33,8 +33,9 @@ Connection connect(const Meeting& meeting, std::string_view name, c10::Device de
 Connection connect_gloo_collectives(const Meeting& meeting) {
   const auto address = gloo_address(meeting);
   return connect(meeting, "gloo_collectives", c10::kCPU,
-                 [store = meeting.store, address, limit = meeting.start_limit](const std::string& name, int rank, int size) {
-                   return make_gloo(c10::make_intrusive<c10d::PrefixStore>("collectives/" + name, store), rank, size, address, limit);
+                 [store = meeting.store, address, limit = meeting.start_limit](const std::string& name, Link& part) {
+                   const auto own = c10::make_intrusive<c10d::PrefixStore>("collectives/" + name, store);
+                   return make_gloo(own, part.rank(), part.size(), address, limit);
                  });
 }
 
@@ -44,8 +45,8 @@ std::string why_no_nccl() {
 }
 
 Connection connect_nccl(const Meeting& meeting) {
-  return connect(meeting, "nccl", meeting.device, [store = meeting.store](const std::string& name, int rank, int size) {
-    return make_nccl(c10::make_intrusive<c10d::PrefixStore>("nccl/" + name, store), rank, size);
+  return connect(meeting, "nccl", meeting.device, [store = meeting.store](const std::string& name, Link& part) {
+    return make_nccl(c10::make_intrusive<c10d::PrefixStore>("nccl/" + name, store), part.rank(), part.size());
   });
 }
 #else

@@ -32,7 +32,7 @@ std::string why_no_gloo() {
 }
 
 std::string gloo_address(const Meeting& meeting) {
-  auto address = address_towards_master(meeting.end);
+  auto address = address_towards_store(meeting.store_host, meeting.end);
   if (meeting.topology.hosts() > 1) warn_of_loopback(address);
   return address;
 }

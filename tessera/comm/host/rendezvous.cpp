@@ -264,8 +264,8 @@ std::vector<std::string> exchange(const StorePtr& store, const Identity& identit
   return std::move(*values);
 }
 
-std::string address_towards_master(Clock::time_point end) {
-  const auto point = meeting_point();
+std::string address_towards_store(const std::string& host, Clock::time_point end) {
+  const auto point = host.empty() ? meeting_point() : MeetingPoint{.host = host, .port = 1};
   // connect() on a datagram socket sends nothing, but selects the route.
   const auto found = addresses_of(point.host, point.port, SOCK_DGRAM, end).first;
   for (const auto* entry = found.get(); entry != nullptr; entry = entry->ai_next) {
