@@ -41,6 +41,7 @@ struct Shape {
   /// The last point at which a failing rank keeps all others from taking the step. Ranks wait for each other before they write shared
   /// memory, and all ranks of a shard group when they clip.
   const char* holds_up = "after backward";
+  std::vector<int> host_of = {};
   friend std::ostream& operator<<(std::ostream& out, const Shape& shape) { return out << shape.name; }
 };
 
@@ -59,7 +60,7 @@ Mesh pairs(const Communicator& world) {
 
 constexpr auto kShared = Residence::NodeShared, kGathered = Residence::Gathered;
 constexpr auto kBackward = "backward of block 0";
-constexpr Shape kShapes[] = {
+const Shape kShapes[] = {
     {.name = "OneAxisShared", .ranks = 3, .residence = kShared, .of_root = whole, .holds_up = "before the step"},
     {.name = "OneAxisGathered", .ranks = 3, .residence = kGathered, .of_root = whole},
     {.name = "PartlyResharded", .ranks = 4, .residence = kGathered, .of_root = whole, .reshards_to = 2},
@@ -68,6 +69,8 @@ constexpr Shape kShapes[] = {
     {.name = "HybridPartlyShared", .ranks = 4, .residence = kShared, .of_root = whole, .of_blocks = hybrid_by_name},
     {.name = "HybridPartlyGathered", .ranks = 4, .residence = kGathered, .of_root = whole, .of_blocks = hybrid_by_name},
     {.name = "PairsShared", .ranks = 4, .residence = kShared, .of_root = hybrid, .of_blocks = pairs, .holds_up = "forward of block 1"},
+    {.name = "TwoHostsShared", .ranks = 4, .residence = kShared, .of_root = whole, .holds_up = "before the step", .host_of = {0, 0, 1, 1}},
+    {.name = "TwoHostsGathered", .ranks = 3, .residence = kGathered, .of_root = whole, .host_of = {0, 1, 1}},
     {.name = "PairsGathered", .ranks = 4, .residence = kGathered, .of_root = whole, .of_blocks = pairs},
 };
 
@@ -197,7 +200,7 @@ TEST_P(Recovery, GoesOnAfterAFailureAtAnyPoint) {
       with_ranks(shape.ranks, [&](const Communicator& world) {
         EXPECT_TRUE(goes_on(world, shape, {{culprit, batch, point}}) || may_be_torn)
             << point << " of batch " << batch << " on rank " << culprit;
-      });
+      }, shape.host_of);
       if (HasFailure()) return;
     }
   }
@@ -208,7 +211,7 @@ TEST_P(Recovery, GoesOnAfterFailuresOfTwoRanks) {
   for (const auto& [one, other] : {std::pair{0, 1}, {1, 2}, {2, 0}}) {
     with_ranks(shape.ranks, [&](const Communicator& world) {
       EXPECT_TRUE(goes_on(world, shape, {{one, 1, "forward of block 0"}, {other, 1, "forward of block 1"}})) << one << " and " << other;
-    });
+    }, shape.host_of);
   }
 }
 
