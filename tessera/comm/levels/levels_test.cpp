@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <numeric>
+#include <cmath>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/engine.h"
@@ -61,7 +61,7 @@ std::vector<at::Tensor> results(const Communicator& world, int64_t numel, at::Sc
     world.reduce_scatter(std::array{piece}, reduction).wait();
     found.push_back(piece.own);
     if (!std::isnan(*piece.squares)) {
-      EXPECT_NEAR(*piece.squares, piece.own.to(at::kDouble).pow(2).sum().item<double>(), 1e-6 * std::abs(*piece.squares));
+      EXPECT_NEAR(*piece.squares, piece.own.to(at::kDouble).pow(2).sum().item<double>(), 1e-5 * std::abs(*piece.squares));
     }
   }
   return found;
@@ -111,9 +111,6 @@ TEST_P(OverHosts, SendsOnceAHost) {
     }
     world.broadcast(piece.own, 1).wait();
     EXPECT_EQ(world.traffic(Operation::Broadcast).across, world.rank() == 1 ? kPart * static_cast<uint64_t>(topology.hosts() - 1) : 0);
-    // At one level, each rank sends to each rank.
-    const auto columns = world.split(std::vector<int>(static_cast<size_t>(world.size()), 0));
-    columns.barrier();
   });
 }
 
@@ -176,10 +173,6 @@ INSTANTIATE_TEST_SUITE_P(, OverHosts, ::testing::ValuesIn(kHosts));
 TEST(Share, IsRefusedToAllRanksOfSeveralHosts) {
   over_hosts({0, 0, 1}, [](const Communicator& world) {
     EXPECT_EQ(world.share({.bytes_per_rank = 64}).why_not, "transport threads: the ranks are on 2 hosts");
-    EXPECT_EQ(message_of<DisagreementError>([&] {
-                world.share({.bytes_per_rank = 64, .among = world.rank() == 2 ? Among::Host : Among::Group});
-              }).empty(),
-              world.rank() == 2 ? false : true);
   });
 }
 
