@@ -197,10 +197,11 @@ TEST_P(Recovery, GoesOnAfterAFailureAtAnyPoint) {
       culprit = (culprit + 1) % shape.ranks;
       const auto place = [](std::string_view which) { return std::ranges::find(kPoints, which) - kPoints; };
       const bool may_be_torn = place(point) > place(shape.holds_up) && point != "after the step";
-      with_ranks(shape.ranks, [&](const Communicator& world) {
+      const auto program = [&](const Communicator& world) {
         EXPECT_TRUE(goes_on(world, shape, {{culprit, batch, point}}) || may_be_torn)
             << point << " of batch " << batch << " on rank " << culprit;
-      }, shape.host_of);
+      };
+      with_ranks(shape.ranks, program, shape.host_of);
       if (HasFailure()) return;
     }
   }
@@ -209,9 +210,10 @@ TEST_P(Recovery, GoesOnAfterAFailureAtAnyPoint) {
 TEST_P(Recovery, GoesOnAfterFailuresOfTwoRanks) {
   const auto& shape = GetParam();
   for (const auto& [one, other] : {std::pair{0, 1}, {1, 2}, {2, 0}}) {
-    with_ranks(shape.ranks, [&](const Communicator& world) {
+    const auto program = [&](const Communicator& world) {
       EXPECT_TRUE(goes_on(world, shape, {{one, 1, "forward of block 0"}, {other, 1, "forward of block 1"}})) << one << " and " << other;
-    }, shape.host_of);
+    };
+    with_ranks(shape.ranks, program, shape.host_of);
   }
 }
 

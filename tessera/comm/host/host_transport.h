@@ -21,8 +21,8 @@ class HostTransport : public Transport {
   /// from[r] receives the `own` of rank r.
   virtual void gather(ConstBytes own, std::span<const Bytes> from, Among whole_of, const Launch& start, Moved& moved);
   /// Reduces what all ranks send to this one into `own`. Adds the squares of `own` to `squares`, if given.
-  virtual void reduce(const Reduction& reduction, std::span<const ConstBytes> to, const at::Tensor& own, const Launch& start, double* squares,
-                      Moved& moved);
+  virtual void reduce(const Reduction& reduction, std::span<const ConstBytes> to, const at::Tensor& own, const Launch& start,
+                      double* squares, Moved& moved);
   /// Counts bytes that this rank sends to another, or none if the other is itself.
   void count(Moved& moved, int to, size_t bytes) const;
 

@@ -23,8 +23,8 @@ Connection with_two_levels(Connection outer, const Meeting& meeting) {
         "every rank sends to all ranks of the other hosts, because the ranks of a host share no memory: {}", inner.why_not);
     return outer;
   }
-  log(LogLevel::Info, "two levels: data crosses the network once a host; {} of the {} ranks are on this one of {} hosts", inner.link->size(),
-      topology.ranks(), topology.hosts());
+  log(LogLevel::Info, "two levels: data crosses the network once a host; {} of the {} ranks are on this one of {} hosts",
+      inner.link->size(), topology.ranks(), topology.hosts());
   return {.link = std::make_shared<LevelsLink>(std::move(inner.link), std::move(outer.link), topology)};
 }
 

@@ -7,8 +7,8 @@
 namespace tessera {
 namespace {
 
-// A wait for another host lasts this much longer than the time limit, so that the ranks of that host, which know who of them is late, are the
-// first to give up.
+// A wait for another host lasts this much longer than the time limit, so that the ranks of that host, which know who of them is late, are
+// the first to give up.
 constexpr auto kLonger = std::chrono::milliseconds(500);
 
 }  // namespace
@@ -131,7 +131,8 @@ SharedAttempt LevelsLink::share(const AreaShape& shape, Clock::time_point deadli
   const auto here = ranks_here().size();
   SharedAttempt attempt;
   among_all([&] {
-    attempt = inner_->share({.bytes_per_rank = (shape.bytes_per_rank * to_.size() + here - 1) / here, .counters = shape.counters}, deadline);
+    const size_t bytes = (shape.bytes_per_rank * to_.size() + here - 1) / here;
+    attempt = inner_->share({.bytes_per_rank = bytes, .counters = shape.counters}, deadline);
   });
   if (const auto found = AllOrNone::first(all_gather_texts(*this, attempt.why_not, deadline))) return {.why_not = found->words};
   return attempt;

@@ -34,8 +34,8 @@ class LevelsLink final : public Link {
   const Topology& topology() const { return topology_; }
   std::span<const int> ranks_here() const { return topology_.ranks_on(host_); }
   int place() const { return inner_->rank(); }
-  /// For each turn in which the ranks of this host work together, calls `act` with ranks of one host: the rank at place i of this host takes
-  /// care of ranks[i], if there is such a rank. This host's own ranks have the turn in which each rank takes care of itself.
+  /// For each turn in which the ranks of this host work together, calls `act` with ranks of one host: the rank at place i of this host
+  /// takes care of ranks[i], if there is such a rank. In the turn of this host's own ranks, each takes care of itself.
   template <class Act>
   void for_each_turn(const Act& act) const {
     const auto most = ranks_here().size();

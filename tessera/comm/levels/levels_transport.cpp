@@ -26,7 +26,7 @@ void LevelsTransport::gather(ConstBytes own, std::span<const Bytes> from, Among 
   const auto here = levels_->ranks_here();
   const auto place = static_cast<size_t>(levels_->place());
   for (int host = 0; host < topology.hosts(); host++) {
-    if (const int partner = topology.partner(levels_->rank(), host); host != topology.host_of(here.front())) count(moved, partner, own.size());
+    if (host != topology.host_of(here.front())) count(moved, topology.partner(levels_->rank(), host), own.size());
   }
   if (whole_of == Among::Host) return levels_->all_gather_on_host(own, from, start.end);
   levels_->all_gather(own, from, start.end);

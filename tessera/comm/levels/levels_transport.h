@@ -14,7 +14,8 @@ std::unique_ptr<Transport> transport_over(GroupTraits traits, std::shared_ptr<Li
 /// Gives the same bits as HostTransport, because the sums have the same order. Sums cross the network in sum_dtype.
 class LevelsTransport final : public HostTransport {
  public:
-  LevelsTransport(GroupTraits traits, std::shared_ptr<LevelsLink> link) : HostTransport(std::move(traits), link), levels_(std::move(link)) {}
+  LevelsTransport(GroupTraits traits, std::shared_ptr<LevelsLink> link)
+      : HostTransport(std::move(traits), link), levels_(std::move(link)) {}
 
   std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> part) override;
 

@@ -53,7 +53,8 @@ Connection connect_shm(const Meeting& meeting) {
     return {.why_not = fmt::format("rank {}: {}", first->rank, first->words)};
   }
   block->seal();
-  return {.link = std::make_unique<SharedMemoryLink>(std::move(*block), topology.place_of(identity.rank), std::vector(here.begin(), here.end()))};
+  std::vector<int> ranks(here.begin(), here.end());
+  return {.link = std::make_unique<SharedMemoryLink>(std::move(*block), topology.place_of(identity.rank), std::move(ranks))};
 }
 
 }  // namespace tessera

@@ -6,7 +6,8 @@
 namespace tessera {
 
 std::string why_no_shm();
-/// Connects the ranks of this host; all ranks of the meeting call it, on all hosts. Throws TimeoutError if ranks are still missing at the end of the start's time limit.
+/// Connects the ranks of this host; all ranks of the meeting call it, on all hosts. Throws TimeoutError if ranks are still missing at the
+/// end of the start's time limit.
 Connection connect_shm(const Meeting& meeting);
 
 }  // namespace tessera

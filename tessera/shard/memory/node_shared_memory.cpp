@@ -1,5 +1,6 @@
 // Node-shared unit memory: the chunks of all ranks lie in a mapping that the ranks of a host share, in rank order, so the mapping is the
-// unsharded unit. If the ranks are on several hosts, each host has such a mapping, and fetches the chunks of other hosts once for each version.
+// unsharded unit. If the ranks are on several hosts, each host has such a mapping, and fetches the chunks of other hosts once for each
+// version.
 //
 // No rank may write a chunk that another rank still reads, or read a chunk before its owner has written it. For every unit, each rank
 // counts which version it has published and which version it is done reading, and waits for the counters of the other ranks. A rank that

@@ -238,10 +238,11 @@ std::vector<double> numbers_of(const Communicator& world, const Case& test, Resi
 
 TEST_P(RanksInHaste, GiveTheNumbersOfGatheredParameters) {
   const auto& test = GetParam();
-  with_ranks(test.ranks, [&](const Communicator& world) {
+  const auto program = [&](const Communicator& world) {
     const auto expected = numbers_of(world, test, Residence::Gathered, false);
     EXPECT_EQ(numbers_of(world, test, Residence::NodeShared, true), expected);
-  }, test.host_of);
+  };
+  with_ranks(test.ranks, program, test.host_of);
 }
 
 INSTANTIATE_TEST_SUITE_P(, RanksInHaste, ::testing::ValuesIn(all_cases()), ::testing::PrintToStringParamName());
@@ -268,56 +269,57 @@ TEST(NodeShared, MovesNoParametersAndKeepsOneCopy) {
 /// What the ranks of each host sent to the other, in bytes.
 std::vector<uint64_t> sent_across(const Communicator& world, Operation operation) {
   std::vector<uint64_t> of_host(static_cast<size_t>(world.topology().hosts()));
-  const auto own = std::to_string(world.traffic(operation).across);
-  const auto all = world.texts(own, {});
+  const auto all = world.texts(std::to_string(world.traffic(operation).across), {});
   for (int rank = 0; rank < world.size(); rank++) of_host[static_cast<size_t>(world.topology().host_of(rank))] += std::stoull(all[rank]);
   return of_host;
 }
 
-TEST(NodeShared, CrossesTheNetworkOnceAHostAndVersion) {
-  for (const auto& host_of : {std::vector{0, 0, 1, 1}, std::vector{0, 1, 1, 0, 1}}) {
-    with_ranks(static_cast<int>(host_of.size()), [](const Communicator& world) {
-      auto net = net_in(Residence::NodeShared, world);
-      optim::SGD optimizer(parameters(*net), {.lr = 0.1});
-      uint64_t model = 0;  // bytes, with the padding of the layout
-      for (const auto& unit : units(*net)) {
-        for (const auto& buffer : unit->buffers()) model += buffer.own.nbytes() * static_cast<uint64_t>(world.size());
+class OverHosts : public ::testing::TestWithParam<std::vector<int>> {};
+
+TEST_P(OverHosts, ParametersCrossTheNetworkOnceForEachVersion) {
+  const auto program = [](const Communicator& world) {
+    auto net = net_in(Residence::NodeShared, world);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    uint64_t model = 0;  // bytes, with the padding of the layout
+    for (const auto& unit : units(*net)) {
+      for (const auto& buffer : unit->buffers()) model += buffer.own.nbytes() * static_cast<uint64_t>(world.size());
+    }
+    for (int step = 0; step < 3; step++) {
+      world.reset_traffic();
+      const auto before = counters(*net).gathered_bytes;
+      for (int pass = 0; pass < 2; pass++) loss_of(net, world.rank(), pass).backward();  // the second pass fetches nothing
+      optimizer.step();
+      optimizer.zero_grad();
+      const auto sent = sent_across(world, Operation::AllGather), reduced = sent_across(world, Operation::ReduceScatter);
+      for (int host = 0; host < 2; host++) {
+        const auto on_host = [&](int which) { return static_cast<uint64_t>(std::ssize(world.topology().ranks_on(which))); };
+        EXPECT_EQ(sent[host], model * on_host(host) / static_cast<uint64_t>(world.size()));
+        EXPECT_EQ(reduced[host], 2 * model * on_host(1 - host) / static_cast<uint64_t>(world.size())) << "the sums of two passes";
       }
-      for (int step = 0; step < 3; step++) {
-        world.reset_traffic();
-        const auto before = counters(*net).gathered_bytes;
-        for (int pass = 0; pass < 2; pass++) loss_of(net, world.rank(), pass).backward();  // nothing is sent again
-        optimizer.step();
-        optimizer.zero_grad();
-        const auto parameters = sent_across(world, Operation::AllGather), gradients = sent_across(world, Operation::ReduceScatter);
-        const auto on_host = [&](size_t host) { return world.topology().ranks_on(static_cast<int>(host)).size(); };
-        for (size_t host = 0; host < 2; host++) {
-          // With two hosts, each sends its part of the parameters, and its sums of the gradients of the other's part, once a pass.
-          EXPECT_EQ(parameters[host], model * on_host(host) / static_cast<uint64_t>(world.size()));
-          EXPECT_EQ(gradients[host], 2 * model * on_host(1 - host) / static_cast<uint64_t>(world.size()));
-        }
-        const auto received = counters(*net).gathered_bytes - before;
-        const auto all = world.texts(std::to_string(received), {});
-        uint64_t sum = 0;
-        for (const auto& each : all) sum += std::stoull(each);
-        EXPECT_EQ(sum, model);
-        EXPECT_EQ(counters(*net).peak_unsharded_bytes, 0U);
-      }
-      EXPECT_THAT(describe(*net), HasSubstr("node-shared"));
-    }, host_of);
-  }
+      uint64_t received = 0;
+      for (const auto& each : world.texts(std::to_string(counters(*net).gathered_bytes - before), {})) received += std::stoull(each);
+      EXPECT_EQ(received, model);
+      EXPECT_EQ(counters(*net).peak_unsharded_bytes, 0U);
+    }
+    EXPECT_THAT(describe(*net), HasSubstr("node-shared"));
+  };
+  with_ranks(static_cast<int>(GetParam().size()), program, GetParam());
 }
 
+INSTANTIATE_TEST_SUITE_P(, OverHosts, ::testing::Values(std::vector{0, 0, 1, 1}, std::vector{0, 1, 1, 0, 1}));
+
 TEST(NodeShared, IsChosenOverHostsByNameOnly) {
-  with_ranks(4, [](const Communicator& world) {
+  const auto on_two_hosts = [](const Communicator& world) {
     EXPECT_THAT(describe(*net_in(Residence::Auto, world)), HasSubstr("gathered"));
     auto within = seeded_net();
     fully_shard(within, {.mesh = Mesh::by_host(world)});
     EXPECT_THAT(describe(*within), HasSubstr("node-shared")) << "each replica is on one host";
-  }, {0, 0, 1, 1});
-  with_ranks(2, [](const Communicator& world) {
+  };
+  with_ranks(4, on_two_hosts, {0, 0, 1, 1});
+  const auto apart = [](const Communicator& world) {
     EXPECT_THAT(message_of<ConfigError>([&] { net_in(Residence::NodeShared, world); }), HasSubstr("the ranks are on 2 hosts"));
-  }, {0, 1});
+  };
+  with_ranks(2, apart, {0, 1});
 }
 
 TEST(NodeShared, IsWhatRanksOfOneHostChoose) {

@@ -119,8 +119,8 @@ UnitMemory make_unit_memory(const ShardOptions& options, bool decodes, at::Devic
   } else if (const auto& traits = shard.traits(); residence == Residence::Auto && traits.levels == 2) {
     const int here = static_cast<int>(traits.topology.ranks_on(traits.topology.host_of(shard.rank())).size());
     why_not = fmt::format(
-        "the ranks are on {} hosts; residence node-shared would send parameters once for each version, not once for each use, but keep all of "
-        "them in the memory of each host: 1/{} of the parameters a rank on this host, instead of 1/{}",
+        "the ranks are on {} hosts; residence node-shared would send parameters once for each version, not once for each use, but keep "
+        "all of them in the memory of each host: 1/{} of the parameters a rank on this host, instead of 1/{}",
         traits.topology.hosts(), here, shard.size());
   } else if (auto shared = node_shared_memory(shard, why_not)) {
     return std::move(*shared);

@@ -78,9 +78,9 @@ class Chunks {
   virtual uint64_t fetched_bytes() const { return 0; }
 };
 
-/// Makes ranks take turns if other ranks of the host, or a device, read this rank's chunk in place: no rank may write a chunk that another rank still
-/// reads, or read a chunk before its owner has written it. This base class is for chunks that only their owner reads, so its functions wait
-/// for nothing.
+/// Makes ranks take turns if other ranks of the host, or a device, read this rank's chunk in place: no rank may write a chunk that another
+/// rank still reads, or read a chunk before its owner has written it. This base class is for chunks that only their owner reads, so its
+/// functions wait for nothing.
 class Turns {
  public:
   virtual ~Turns() = default;
@@ -190,9 +190,9 @@ struct UnitMemory {
 UnitMemory gathered_memory(const Communicator& shard, std::optional<DiskMemoryOptions> disk = {},
                            std::optional<c10::Device> copied_to = {});
 
-/// Memory that the ranks of a host share: the chunks of all ranks lie in rank order, so a unit is unsharded without a copy. Over two levels,
-/// the chunks of other hosts are fetched once for each version. Returns nothing, and the reason in `why_not`, if the ranks can't share
-/// memory. Collective.
+/// Memory that the ranks of a host share: the chunks of all ranks lie in rank order, so a unit is unsharded without a copy. Over two
+/// levels, the chunks of other hosts are fetched once for each version. Returns nothing, and the reason in `why_not`, if the ranks can't
+/// share memory. Collective.
 std::optional<UnitMemory> node_shared_memory(const Communicator& shard, std::string& why_not);
 
 /// Gradients that are packed into memory of their own and reduce-scattered.
