@@ -69,7 +69,7 @@ const Shape kShapes[] = {
     {.name = "HybridPartlyShared", .ranks = 4, .residence = kShared, .of_root = whole, .of_blocks = hybrid_by_name},
     {.name = "HybridPartlyGathered", .ranks = 4, .residence = kGathered, .of_root = whole, .of_blocks = hybrid_by_name},
     {.name = "PairsShared", .ranks = 4, .residence = kShared, .of_root = hybrid, .of_blocks = pairs, .holds_up = "forward of block 1"},
-    {.name = "TwoHostsShared", .ranks = 4, .residence = kShared, .of_root = whole, .holds_up = "before the step", .host_of = {0, 0, 1, 1}},
+    {.name = "TwoHostsShared", .ranks = 4, .residence = kShared, .of_root = whole, .host_of = {0, 0, 1, 1}},
     {.name = "TwoHostsGathered", .ranks = 3, .residence = kGathered, .of_root = whole, .host_of = {0, 1, 1}},
     {.name = "PairsGathered", .ranks = 4, .residence = kGathered, .of_root = whole, .of_blocks = pairs},
 };
