@@ -15,8 +15,12 @@ class Store;
 
 namespace tessera {
 
-/// Makes a link over a backend that nobody else uses. A rank that gives up publishes the reason in the store.
-std::unique_ptr<Link> own_backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store);
+class ConnectionWatch;
+
+/// Makes a link over a backend that nobody else uses. A rank that gives up publishes the reason in the store. `connections`, which may be
+/// null, watches those of the backend.
+std::unique_ptr<Link> own_backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store,
+                                       std::shared_ptr<ConnectionWatch> connections = nullptr);
 
 /// Collective: makes a link over a backend that the program uses, too. `store` may be null; then a rank that gives up can't publish the
 /// reason.

@@ -12,6 +12,7 @@
 #include "tessera/comm/backend/backend_hub.h"
 #include "tessera/comm/backend/backend_link.h"
 #include "tessera/comm/backend/no_sigpipe.h"
+#include "tessera/comm/host/connection_watch.h"
 
 namespace tessera {
 namespace {
@@ -62,7 +63,18 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, int rank, int
 Connection connect_gloo(const Meeting& meeting) {
   const auto [rank, size] = meeting.identity;
   const auto connections = c10::make_intrusive<c10d::PrefixStore>("gloo", meeting.store);
-  return {.link = own_backend_link(make_gloo(connections, rank, size, gloo_address(meeting), meeting.start_limit), meeting.store)};
+  const auto limit = meeting.topology.hosts() > 1 ? silence_limit() : std::nullopt;
+  const auto before = limit ? ConnectionWatch::connections() : ConnectionWatch::Connections();
+  const auto backend = make_gloo(connections, rank, size, gloo_address(meeting), meeting.start_limit);
+  if (!limit) return {.link = own_backend_link(backend, meeting.store)};
+  const auto watch = std::make_shared<ConnectionWatch>(before, *limit);
+  auto link = own_backend_link(backend, meeting.store, watch);
+  try {
+    watch->set_addresses(all_gather_texts(*link, watch->own_address(), meeting.end));
+  } catch (const LinkFailure& failure) {
+    throw CommError("rank {} can't start: {}", rank, why_not_started(failure));
+  }
+  return {.link = std::move(link)};
 }
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tessera/comm/host/bounded.h"
+#include "tessera/comm/host/connection_watch.h"
 
 namespace tessera {
 namespace {
@@ -38,7 +39,11 @@ Addresses addresses_of(const std::string& host, int port, int kind_of_socket, st
 void set_options(int socket) {
   const int yes = 1;
   ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+  const auto limit = silence_limit();
+  if (!limit) return;
+  keep_asking(socket, *limit);
+  const auto milliseconds = static_cast<unsigned>(std::chrono::milliseconds(*limit).count());
+  ::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, sizeof milliseconds);
 }
 
 std::shared_ptr<addrinfo> own_addresses(int port) {

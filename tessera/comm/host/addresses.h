@@ -18,7 +18,8 @@ struct Addresses {
 /// `kind_of_socket` is SOCK_STREAM or SOCK_DGRAM. Gives up at `end`, because a name server may take long to answer.
 Addresses addresses_of(const std::string& host, int port, int kind_of_socket, std::chrono::steady_clock::time_point end);
 
-/// Sets options of a connection, so that small messages are sent at once, and a peer that is gone is noticed.
+/// Sets options of a connection, so that small messages are sent at once, and the kernel ends it if the other host is silent for as long as
+/// silence_limit().
 void set_options(int socket);
 
 /// All addresses of this host, to listen at.

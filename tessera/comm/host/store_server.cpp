@@ -17,6 +17,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/quiet_thread.h"
 #include "tessera/comm/host/addresses.h"
+#include "tessera/comm/host/connection_watch.h"
 
 namespace tessera {
 namespace {
@@ -82,6 +83,7 @@ Fd listen_at(const std::string& host, int port, bool one_host, std::chrono::stea
 StoreServer::StoreServer(Fd listener, std::string secret)
     : listener_(std::move(listener)), secret_(std::move(secret)), stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!stop_) throw IoError("can't make an event for the store: {}", std::strerror(errno));
+  silence_limit();  // throws here, and not in the thread
   thread_ = quiet_thread([this] { serve(); });
 }
 
