@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Version.h>
+#include <fmt/format.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -12,18 +13,18 @@
 #include "tessera/comm/backend/backend_hub.h"
 #include "tessera/comm/backend/backend_link.h"
 #include "tessera/comm/backend/no_sigpipe.h"
+#include "tessera/comm/host/bounded.h"
 #include "tessera/comm/host/connection_watch.h"
 
 namespace tessera {
 namespace {
 
-/// Warns of an address that other hosts can't reach. Called only if there are several hosts.
-void warn_of_loopback(const std::string& address) {
-  if (env("GLOO_SOCKET_IFNAME") || !(address.starts_with("127.") || address == "::1")) return;
-  log(LogLevel::Warning,
-      "gloo listens at {}, which other hosts can't reach; if the ranks do not connect, name the network "
-      "interface in GLOO_SOCKET_IFNAME, or this host's real address in MASTER_ADDR",
-      address);
+bool is_loopback_address(const std::string& address) {
+  return address.starts_with("127.") || address == "::1";
+}
+
+std::string address_key(int rank) {
+  return fmt::format("address/{}", rank);
 }
 
 }  // namespace
@@ -33,9 +34,25 @@ std::string why_no_gloo() {
 }
 
 std::string gloo_address(const Meeting& meeting) {
-  auto address = address_towards_master(meeting.end);
-  if (meeting.topology.hosts() > 1) warn_of_loopback(address);
-  return address;
+  const auto& topology = meeting.topology;
+  const int rank = meeting.identity.rank;
+  auto own = address_towards(meeting_point().host, meeting.end);
+  if (topology.hosts() == 1 || env("GLOO_SOCKET_IFNAME")) return own;
+  meeting.store->set(address_key(rank), own);
+  // The name of the meeting point may lead to loopback on its own host, as on Debian. The address towards another host is right there, too.
+  for (int host = 0; is_loopback_address(own) && host < topology.hosts(); host++) {
+    if (host == topology.host_of(rank)) continue;
+    const auto key = address_key(topology.ranks_on(host).front());
+    meeting.store->wait({key}, time_until(meeting.end));
+    if (const auto other = meeting.store->get_to_str(key); !is_loopback_address(other)) own = address_towards(other, meeting.end);
+  }
+  if (is_loopback_address(own)) {
+    log(LogLevel::Warning,
+        "gloo listens at {}, which other hosts can't reach; if the ranks do not connect, name the network "
+        "interface in GLOO_SOCKET_IFNAME, or this host's real address in MASTER_ADDR",
+        own);
+  }
+  return own;
 }
 
 c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, int rank, int size, const std::string& address,

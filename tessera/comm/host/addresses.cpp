@@ -5,6 +5,7 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <utility>
 
 #include "tessera/comm/host/bounded.h"
@@ -34,6 +35,18 @@ Addresses addresses_of(const std::string& host, int port, int kind_of_socket, st
   if (!result) return {.why_not = why_not("no name server answers")};
   if (result->first != 0) return {.why_not = why_not(::gai_strerror(result->first))};
   return {.first = result->second};
+}
+
+std::string numeric_address(const sockaddr* address, socklen_t length) {
+  std::array<char, NI_MAXHOST> text{};
+  return ::getnameinfo(address, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0 ? text.data() : "";
+}
+
+std::string address_at(int socket, EndOfSocket end) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  auto* const address = reinterpret_cast<sockaddr*>(&storage);
+  return end(socket, address, &length) == 0 ? numeric_address(address, length) : "";
 }
 
 void set_options(int socket) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <netdb.h>
+#include <sys/socket.h>
 
 #include <chrono>
 #include <memory>
@@ -17,6 +18,12 @@ struct Addresses {
 
 /// `kind_of_socket` is SOCK_STREAM or SOCK_DGRAM. Gives up at `end`, because a name server may take long to answer.
 Addresses addresses_of(const std::string& host, int port, int kind_of_socket, std::chrono::steady_clock::time_point end);
+
+/// "10.0.0.1"; empty if it has no such form.
+std::string numeric_address(const sockaddr* address, socklen_t length);
+/// The numeric address of one end of a socket, ::getsockname or ::getpeername; empty if it has none.
+using EndOfSocket = int (*)(int socket, sockaddr* address, socklen_t* length);
+std::string address_at(int socket, EndOfSocket end);
 
 /// Sets options of a connection, so that small messages are sent at once, and the kernel ends it if the other host is silent for as long as
 /// silence_limit().

@@ -3,13 +3,11 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <memory>
 #include <utility>
@@ -17,6 +15,7 @@
 #include "tessera/base/env.h"
 #include "tessera/base/fd.h"
 #include "tessera/base/quiet_thread.h"
+#include "tessera/comm/host/addresses.h"
 
 namespace tessera {
 namespace {
@@ -24,21 +23,10 @@ namespace {
 constexpr auto kBetweenLooksAtSockets = std::chrono::seconds(1);
 constexpr auto kDoubt = std::chrono::seconds(3);  // a silence that lasts longer is no delay of a busy network
 
-using EndOfConnection = int (*)(int, sockaddr*, socklen_t*);
-
-/// The numeric address of one end of a connection; empty if the descriptor is not a TCP connection.
-std::string address_at(int socket, EndOfConnection end) {
+bool is_tcp(int socket) {
   int protocol = 0;
   socklen_t length = sizeof protocol;
-  if (::getsockopt(socket, SOL_SOCKET, SO_PROTOCOL, &protocol, &length) != 0 || protocol != IPPROTO_TCP) return {};
-  sockaddr_storage address{};
-  length = sizeof address;
-  std::array<char, NI_MAXHOST> text{};
-  if (end(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0 ||
-      ::getnameinfo(reinterpret_cast<sockaddr*>(&address), length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
-    return {};
-  }
-  return text.data();
+  return ::getsockopt(socket, SOL_SOCKET, SO_PROTOCOL, &protocol, &length) == 0 && protocol == IPPROTO_TCP;
 }
 
 uint64_t number_of_connection(int socket) {
@@ -84,7 +72,7 @@ ConnectionWatch::Connections ConnectionWatch::connections() {
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/self/fd"), &::closedir);
   while (const auto* entry = folder ? ::readdir(folder.get()) : nullptr) {
     const int descriptor = std::atoi(entry->d_name);  // 0 for . and .., which does no harm
-    if (!address_at(descriptor, &::getpeername).empty()) found[descriptor] = number_of_connection(descriptor);
+    if (is_tcp(descriptor) && !address_at(descriptor, &::getpeername).empty()) found[descriptor] = number_of_connection(descriptor);
   }
   return found;
 }
