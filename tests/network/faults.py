@@ -10,17 +10,14 @@ import jobs
 from jobs import RANKS, Job, expect, wait_until
 
 SHORT = {"TESSERA_SILENCE_LIMIT": 6}
-TESTS, HOSTS = {}, {}
+TESTS, SHAPES = {}, {}
 
 
-def test(function):
-    TESTS[function.__name__] = function
+def test(function=None, **shape):
+    if function is None:
+        return lambda function: test(function, **shape)
+    TESTS[function.__name__], SHAPES[function.__name__] = function, shape
     return function
-
-
-def on_three_hosts(function):
-    HOSTS[function.__name__] = 3
-    return test(function)
 
 
 def undisturbed(net, tools, steps):
@@ -130,7 +127,7 @@ def half_open(net, tools):
     job.expect_errors([r"ranks? [23].*(closed its connection|silent)"] * RANKS + [None] * RANKS, 60)
 
 
-@on_three_hosts
+@test(count=3)
 def cut_between_two(net, tools):
     """Also a rank that reaches everybody learns who does not."""
     job = Job(net, tools, 100_000).start(**SHORT)
@@ -140,10 +137,11 @@ def cut_between_two(net, tools):
     job.expect_errors([either] * 3 * RANKS, 40)
 
 
-@test
+@test(network="192.168.77")
 def names(net, tools):
-    """A name that leads to several addresses, of which the first is nobody's, and a host whose own name leads to itself."""
-    net.name(1, node0=["10.77.0.9", net[0].address])
+    """A name that leads to several addresses, of which the first is nobody's, and a host whose own name leads to loopback, which gloo must not
+    tell other hosts. Of two addresses gloo connects to the lower one."""
+    net.name(1, node0=["192.168.77.9", net[0].address])
     net.name(0, node0="127.0.1.1")
     expect(len(undisturbed(net, tools, 3)) == 3, "a step is missing")
 
@@ -162,4 +160,4 @@ def wrong_names(net, tools):
 
 
 if __name__ == "__main__":
-    jobs.run(TESTS, HOSTS)
+    jobs.run(TESTS, SHAPES)

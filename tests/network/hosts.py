@@ -69,8 +69,8 @@ def _child(command, **more):
 class Host:
     """One namespace. It ends with its processes, the last of which only waits."""
 
-    def __init__(self, index, folder):
-        self.index, self.name, self.address = index, f"node{index}", f"10.77.0.{index + 1}"
+    def __init__(self, index, folder, network):
+        self.index, self.name, self.address = index, f"node{index}", f"{network}.{index + 1}"
         self.mac, self.port = f"02:00:00:00:00:{index + 1:02x}", f"port{index}"
         self.names = folder / f"hosts{index}"
         self.relay = None
@@ -120,15 +120,21 @@ class Host:
             except ProcessLookupError:
                 continue
 
+    def end(self):
+        self.kill()
+        self.keeper.kill()
+        self.keeper.wait()
+        subprocess.run(["ip", "link", "delete", self.port], capture_output=True)  # which may be gone with the namespace
+
 
 class Hosts:
-    def __init__(self, count):
+    def __init__(self, count=2, network="10.77.0"):
         self.folder = pathlib.Path(tempfile.mkdtemp())
         _do("ip", "link", "set", "lo", "up")
         _do("ip", "link", "add", "wire", "type", "bridge", "stp_state", 0)
-        _do("ip", "address", "add", "10.77.0.254/24", "dev", "wire")
+        _do("ip", "address", "add", f"{network}.254/24", "dev", "wire")
         _do("ip", "link", "set", "wire", "up")
-        self.hosts = [Host(index, self.folder) for index in range(count)]
+        self.hosts = [Host(index, self.folder, network) for index in range(count)]
         for host in self.hosts:
             self.name(host.index)
 
@@ -146,9 +152,11 @@ class Hosts:
 
     def close(self):
         for host in self.hosts:
-            host.kill()
-            host.keeper.kill()
-            host.keeper.wait()
+            host.end()
+            if host.relay:
+                host.relay.kill()
+                host.relay.wait()
+        _do("ip", "link", "delete", "wire")
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def name(self, index, **names):
@@ -176,15 +184,7 @@ class Hosts:
     def vanish(self, index):
         """As a host without power: its peers are told nothing, and what comes back by boot() knows nothing of its connections."""
         self.cut(index)
-        host = self[index]
-        host.kill()
-        host.keeper.kill()
-        host.keeper.wait()
-        deadline = time.monotonic() + 10
-        while subprocess.run(["ip", "link", "show", host.port], capture_output=True).returncode == 0:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{host.name} does not end")
-            time.sleep(0.02)
+        self[index].end()
 
     def boot(self, index):
         self[index].boot()

@@ -12,7 +12,7 @@ import hosts
 
 RANKS = 2  # of each host
 PORT = 29500
-OTHERS = re.compile(r"(OMPI|PMIX?|MPI|SLURM|TORCHELASTIC|MASTER)_|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)$|GLOO_|TESSERA_(SECRET|STORE|TRANSPORT)")
+OTHERS = re.compile(r"(OMPI|PMIX?|MPI|SLURM|TORCHELASTIC|MASTER)_|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)$|GLOO_|TESSERA_(SECRET|STORE|TRANSPORT|HOST_ID|SILENCE_LIMIT)")
 
 
 def expect(condition, what):
@@ -118,18 +118,23 @@ class Job:
             expect(re.search(pattern, process.said()), f"{process.log.stem} did not say '{pattern}' but:\n{process.said()}")
 
 
-def run(tests, count):
-    """Runs the tests of a script, which is given the folder of the programs and the names of tests (all, if none)."""
-    hosts.enter()
+def tools_at(folder):
+    """The folder of the programs. From now on nothing in the environment counts for them."""
     for name in [name for name in os.environ if OTHERS.match(name)]:
         del os.environ[name]
-    os.environ.pop("TESSERA_HOST_ID", None)
-    tools, names = pathlib.Path(sys.argv[1]).absolute(), sys.argv[2:] or list(tests)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    return pathlib.Path(folder).absolute()
+
+
+def run(tests, shapes):
+    """Runs the tests of a script, which is given the folder of the programs and the names of tests (all, if none). shapes[name]: the arguments of
+    Hosts, if they are not the usual ones."""
+    hosts.enter()
+    tools, names = tools_at(sys.argv[1]), sys.argv[2:] or list(tests)
     failed = 0
     for name in names:
         began = time.monotonic()
-        with hosts.Hosts(count.get(name, 2)) as net:
+        with hosts.Hosts(**shapes.get(name, {})) as net:
             try:
                 tests[name](net, tools)
                 print(f"ok      {name} in {time.monotonic() - began:.1f} s", flush=True)
