@@ -55,6 +55,7 @@ missing_packages() {
     has_header png.h || echo libpng-dev
     has_header webp/decode.h || echo libwebp-dev
     command -v mpirun >/dev/null || echo openmpi-bin
+    [ -x /usr/sbin/tc ] || [ -x /sbin/tc ] || command -v tc >/dev/null || echo iproute2
     if [ "${TESSERA_LONG_TESTS:-OFF}" != OFF ]; then
       command -v doxygen >/dev/null || echo doxygen
       command -v mpiexec.hydra >/dev/null || echo mpich
