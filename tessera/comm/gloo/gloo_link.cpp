@@ -13,6 +13,7 @@
 #include "tessera/comm/backend/backend_hub.h"
 #include "tessera/comm/backend/backend_link.h"
 #include "tessera/comm/backend/no_sigpipe.h"
+#include "tessera/comm/host/addresses.h"
 #include "tessera/comm/host/bounded.h"
 #include "tessera/comm/host/connection_watch.h"
 

@@ -5,11 +5,12 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
+#include "tessera/base/env.h"
 #include "tessera/comm/host/bounded.h"
-#include "tessera/comm/host/connection_watch.h"
 
 namespace tessera {
 namespace {
@@ -23,6 +24,10 @@ std::pair<int, std::shared_ptr<addrinfo>> look_up(const char* host, int port, in
   const int code = ::getaddrinfo(host, std::to_string(port).c_str(), &hints, &found);
   if (code != 0) return {code, nullptr};
   return {code, std::shared_ptr<addrinfo>(found, &::freeaddrinfo)};
+}
+
+void set_tcp(int socket, int option, int value) {
+  ::setsockopt(socket, IPPROTO_TCP, option, &value, sizeof value);
 }
 
 }  // namespace
@@ -47,6 +52,24 @@ std::string address_at(int socket, EndOfSocket end) {
   socklen_t length = sizeof storage;
   auto* const address = reinterpret_cast<sockaddr*>(&storage);
   return end(socket, address, &length) == 0 ? numeric_address(address, length) : "";
+}
+
+std::optional<std::chrono::seconds> silence_limit() {
+  constexpr int64_t kUsual = 30, kDay = 86'400;
+  static const std::chrono::seconds limit(env_int("TESSERA_SILENCE_LIMIT", 0, kDay).value_or(kUsual));
+  return limit.count() > 0 ? std::optional(limit) : std::nullopt;
+}
+
+void keep_asking(int socket, std::chrono::seconds limit) {
+  constexpr int kLongestPause = 5;
+  const int yes = 1, pause = std::clamp(static_cast<int>(limit.count() / 6), 1, kLongestPause);
+  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+  set_tcp(socket, TCP_KEEPIDLE, pause);
+  set_tcp(socket, TCP_KEEPINTVL, pause);
+  // From Linux 6.15 on: what was lost is sent again at least this often, and not only after up to two minutes, so that a connection
+  // continues soon after its network is back.
+  constexpr int kTcpRtoMaxMs = 44, kTwoSeconds = 2000;
+  set_tcp(socket, kTcpRtoMaxMs, kTwoSeconds);
 }
 
 void set_options(int socket) {

@@ -1,4 +1,4 @@
-// Looks up the addresses of a host, within a time limit.
+// Looks up the addresses of a host, within a time limit, and sets options of connections.
 #pragma once
 
 #include <netdb.h>
@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace tessera {
@@ -24,6 +25,11 @@ std::string numeric_address(const sockaddr* address, socklen_t length);
 /// The numeric address of one end of a socket, ::getsockname or ::getpeername; empty if it has none.
 using EndOfSocket = int (*)(int socket, sockaddr* address, socklen_t* length);
 std::string address_at(int socket, EndOfSocket end);
+
+/// How long another host may be silent: TESSERA_SILENCE_LIMIT, or else 30 s. Nothing if it is 0. The first call may throw ConfigError.
+std::optional<std::chrono::seconds> silence_limit();
+/// Makes the kernel ask the other host now and then whether it still has this connection, also while there is nothing to send.
+void keep_asking(int socket, std::chrono::seconds limit);
 
 /// Sets options of a connection, so that small messages are sent at once, and the kernel ends it if the other host is silent for as long as
 /// silence_limit().

@@ -7,12 +7,10 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <utility>
 
-#include "tessera/base/env.h"
 #include "tessera/base/fd.h"
 #include "tessera/base/quiet_thread.h"
 #include "tessera/comm/host/addresses.h"
@@ -43,29 +41,7 @@ std::pair<bool, std::chrono::milliseconds> owes_an_answer(int socket) {
   return {info.tcpi_unacked > 0 || info.tcpi_probes > 0, std::chrono::milliseconds(info.tcpi_last_ack_recv)};
 }
 
-void set_tcp(int socket, int option, int value) {
-  ::setsockopt(socket, IPPROTO_TCP, option, &value, sizeof value);
-}
-
 }  // namespace
-
-std::optional<std::chrono::seconds> silence_limit() {
-  constexpr int64_t kUsual = 30, kDay = 86'400;
-  static const std::chrono::seconds limit(env_int("TESSERA_SILENCE_LIMIT", 0, kDay).value_or(kUsual));
-  return limit.count() > 0 ? std::optional(limit) : std::nullopt;
-}
-
-void keep_asking(int socket, std::chrono::seconds limit) {
-  constexpr int kLongestPause = 5;
-  const int yes = 1, pause = std::clamp(static_cast<int>(limit.count() / 6), 1, kLongestPause);
-  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
-  set_tcp(socket, TCP_KEEPIDLE, pause);
-  set_tcp(socket, TCP_KEEPINTVL, pause);
-  // From Linux 6.15 on: what was lost is sent again at least this often, and not only after up to two minutes, so that a connection
-  // continues soon after its network is back.
-  constexpr int kTcpRtoMaxMs = 44, kTwoSeconds = 2000;
-  set_tcp(socket, kTcpRtoMaxMs, kTwoSeconds);
-}
 
 ConnectionWatch::Connections ConnectionWatch::connections() {
   Connections found;

@@ -15,11 +15,6 @@
 
 namespace tessera {
 
-/// How long another host may be silent: TESSERA_SILENCE_LIMIT, or else 30 s. Nothing if it is 0. The first call may throw ConfigError.
-std::optional<std::chrono::seconds> silence_limit();
-/// Makes the kernel ask the other host now and then whether it still has this connection, also while there is nothing to send.
-void keep_asking(int socket, std::chrono::seconds limit);
-
 /// Watches connections that another library has made, and ends each whose other kernel has acknowledged nothing for as long as the limit,
 /// though it was sent something. The kernel of a process that computes, or is stopped, still answers: TCP_USER_TIMEOUT would end its
 /// connection when its buffers are full.

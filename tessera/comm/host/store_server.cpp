@@ -17,7 +17,6 @@
 #include "tessera/base/log.h"
 #include "tessera/base/quiet_thread.h"
 #include "tessera/comm/host/addresses.h"
-#include "tessera/comm/host/connection_watch.h"
 
 namespace tessera {
 namespace {
