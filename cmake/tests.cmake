@@ -486,6 +486,23 @@ if(MPIRUN AND HYDRA AND Libtorch_PYTHON)
   set_tests_properties(launchers/losses PROPERTIES TIMEOUT 600)
 endif()
 
+# Jobs on hosts of network namespaces, whose links are cut, slowed down and made lossy. A test says why it is skipped where none can be made.
+if(NOT TESSERA_SANITIZE)
+  function(network_test name script)
+    add_test(NAME network/${name} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/network/${script}.py" $<TARGET_FILE_DIR:mnist> ${ARGN})
+    set_tests_properties(network/${name} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT 200 SKIP_RETURN_CODE 77)
+  endfunction()
+  set(_faults cut restart no_restart stopped_rank_is_not_silent names)
+  if(TESSERA_LONG_TESTS)
+    list(APPEND _faults links short_cut vanished vanished_with_the_store half_open cut_between_two wrong_names)
+    network_test(chaos chaos --seconds 600)
+    set_tests_properties(network/chaos PROPERTIES TIMEOUT 1200)
+  endif()
+  foreach(_fault IN LISTS _faults)
+    network_test(${_fault} faults ${_fault})
+  endforeach()
+endif()
+
 # The worked examples of docs/extending.md. What has its place only in the library's own files is a patch: the program has these files with it in
 # place of the library's, and with them the sources that read the same tables. The sanitizers would take that for two definitions by mistake.
 if(NOT TESSERA_SANITIZE)

@@ -56,6 +56,7 @@ missing_packages() {
     has_header webp/decode.h || echo libwebp-dev
     { command -v mpirun && command -v mpicc.openmpi; } >/dev/null || echo openmpi-bin libopenmpi-dev
     { command -v mpiexec.hydra && command -v mpicc.mpich; } >/dev/null || echo mpich libmpich-dev
+    [ -x /usr/sbin/tc ] || [ -x /sbin/tc ] || command -v tc >/dev/null || echo iproute2
     if [ "${TESSERA_LONG_TESTS:-OFF}" != OFF ]; then
       command -v doxygen >/dev/null || echo doxygen
       command -v srun >/dev/null || echo slurm-client

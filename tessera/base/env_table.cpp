@@ -39,6 +39,8 @@ constexpr std::array kTable = {
                 "1: between hosts, each rank sends and receives for itself; 2, the default: data crosses the network once a host",
                 "`tessera::init`"},
     EnvVariable{"TESSERA_HOST_ID", "any text", "ranks with the same text count as ranks of one host", "`tessera::init`"},
+    EnvVariable{"TESSERA_SILENCE_LIMIT", "seconds",
+                "how long another host may acknowledge nothing until its connections are ended; 30 if unset, 0 for no limit", "`tessera::init`, `tessera launch`"},
     EnvVariable{"TESSERA_CONFIG_FILE", "a path",
                 "the configuration that launch reads unless `--config-file` names one, and that a `Trainer` reads under other launchers",
                 "`tessera launch`, `Trainer`"},

@@ -39,22 +39,12 @@ class Attempts {
 
   int run() try {
     for (;;) {
-      const auto share = nodes_ ? nodes_->meet(ranks_) : lone_share();
-      auto ending = run_here(share);
-      for (const auto& trouble : ending.trouble) say("the log " + trouble);
-      if (ending.status == 0 && ending.joined && !ending.read_settings && !plan_.asked_for.empty())
-        say(fmt::format("no rank has read the settings, as a Trainer does, so these had no effect: {}", fmt::join(plan_.asked_for, ", ")));
-      if (!ending.report.empty()) say(ending.report);
-      const bool may_restart = share.attempt < share.max_restarts;
-      if (share.min_ranks > 0) ranks_ = std::max(nodes_ ? 1 : 0, ending.ranks);
-      ending.ranks = ranks_;
-      const auto all = nodes_ ? agree(ending, may_restart) : lone(ending, may_restart);
-      if (!all.report.empty() && (ending.report.empty() || all.report.find(ending.report) == std::string::npos)) say(all.report);
-      if (!all.why_last.empty()) say(all.why_last);
-      if (!all.again && ending.joined && was_killed(ending)) say(way_out(share));
-      if (!all.again) return all.status;
-      say(fmt::format("attempt {} of {} begins", share.attempt + 2, share.max_restarts + 1));
-      attempt_++;
+      try {
+        if (const auto status = attempt()) return *status;
+      } catch (const NodeGone& gone) {
+        if (!may_come_back_) throw;
+        come_back(gone);
+      }
     }
   } catch (const Interrupted& interrupted) {
     return 128 + interrupted.signal;
@@ -65,10 +55,51 @@ class Attempts {
     int signal;
   };
 
+  /// Returns the exit status, or nothing if there is another attempt.
+  std::optional<int> attempt() {
+    const auto share = nodes_ ? nodes_->meet(ranks_) : lone_share();
+    const bool may_restart = may_come_back_ = share.attempt < share.max_restarts;
+    auto ending = run_here(share);
+    for (const auto& trouble : ending.trouble) say("the log " + trouble);
+    if (ending.status == 0 && ending.joined && !ending.read_settings && !plan_.asked_for.empty())
+      say(fmt::format("no rank has read the settings, as a Trainer does, so these had no effect: {}", fmt::join(plan_.asked_for, ", ")));
+    if (!ending.report.empty()) say(ending.report);
+    if (share.min_ranks > 0) ranks_ = std::max(nodes_ ? 1 : 0, ending.ranks);
+    ending.ranks = ranks_;
+    const auto all = nodes_ ? agree(ending, may_restart) : lone(ending, may_restart);
+    if (!all.report.empty() && (ending.report.empty() || all.report.find(ending.report) == std::string::npos)) say(all.report);
+    if (!all.why_last.empty()) say(all.why_last);
+    if (!all.again && ending.joined && was_killed(ending)) say(way_out(share));
+    if (!all.again) return all.status;
+    say(fmt::format("attempt {} of {} begins", share.attempt + 2, share.max_restarts + 1));
+    attempt_++;
+    return std::nullopt;
+  }
+
   std::unique_ptr<Nodes> find_others() {
     if (!plan_.quiet) say(fmt::format("node {} of {}, meeting at {}:{}", plan_.node, plan_.nodes, plan_.point.host, plan_.point.port));
-    return std::make_unique<Nodes>(
-        plan_, Nodes::Hooks{.say = [this](const std::string& words) { say(words); }, .wait = [this] { take_signals(); }});
+    return std::make_unique<Nodes>(plan_, hooks());
+  }
+
+  Nodes::Hooks hooks() {
+    return {.say = [this](const std::string& words) { say(words); }, .wait = [this] { take_signals(); }};
+  }
+
+  /// Looks for node 0 again, which waits for this node before the next attempt begins.
+  void come_back(const NodeGone& gone) {
+    const auto limit = plan_.node_timeout + plan_.grace;
+    const auto end = std::chrono::steady_clock::now() + limit;
+    agrees_ = false;
+    say(fmt::format("{}; trying for {} s to take part in the next attempt", gone.what(), limit.count()));
+    nodes_.reset();
+    while (!nodes_) {
+      take_signals();
+      try {
+        nodes_ = std::make_unique<Nodes>(plan_, hooks(), std::chrono::seconds(1));
+      } catch (const TimeoutError&) {
+        if (std::chrono::steady_clock::now() >= end) throw NodeGone("{}; it has not come back within {} s", gone.what(), limit.count());
+      }
+    }
   }
 
   /// Handles signals while no ranks run here. The first signal that comes while agree() waits for the other nodes is passed on to them; any
@@ -197,6 +228,7 @@ class Attempts {
   Console& console_;
   std::unique_ptr<Nodes> nodes_;
   HeldSignals signals_;             // made once the other nodes are found; until then a signal just ends this process
+  bool may_come_back_ = false;      // whether there may be another attempt, for which this launcher returns if it loses node 0
   bool agrees_ = false;             // whether agree() waits for the other nodes to say how their ranks have ended
   std::optional<int> interrupted_;  // the signal that came during agree()
   int ranks_;                       // how many ranks of this host take part in the next attempt

@@ -45,15 +45,15 @@ std::string address_of(const MeetingPoint& point) {
   return fmt::format("{}:{}", point.host, point.port);
 }
 
-StorePtr connect(const LaunchPlan& plan) {
+StorePtr connect(const LaunchPlan& plan, std::chrono::seconds limit) {
   const auto now = Clock::now();
   const auto place = fmt::format("of node 0 at {}", address_of(plan.point));
   try {
     return serve_or_join({.rank = plan.node, .world_size = plan.nodes}, plan.point,
-                         {.end = now + kMeeting, .notice = now + kNotice, .place = place});
+                         {.end = now + limit, .notice = now + kNotice, .place = place});
   } catch (const TimeoutError& error) {
     throw TimeoutError("node {} found no launcher {} within {} s: {}; check that node 0 runs, and that --rdzv-endpoint names its host", plan.node,
-                       place, kMeeting.count(), error.what());
+                       place, limit.count(), error.what());
   } catch (const CommError&) {
     if (plan.node > 0) throw;
     throw CommError("node 0 can't listen at {}; check that this is an address of this host, and that no other launcher with --node-rank 0 runs there",
@@ -78,7 +78,7 @@ std::string too_few_ranks(int left, int least) {
 template <class Call>
 auto Nodes::asking_node_0(Call&& call) const {
   const auto gone = [&](const std::string& why) {
-    return CommError("the launcher of node 0 at {} is gone ({}); see its output", address_of(plan_.point), why);
+    return NodeGone("the launcher of node 0 at {} is gone ({}); see its output", address_of(plan_.point), why);
   };
   if (is_alone_) throw gone(why_alone_);
   try {
@@ -90,7 +90,8 @@ auto Nodes::asking_node_0(Call&& call) const {
   }
 }
 
-Nodes::Nodes(const LaunchPlan& plan, Hooks hooks) : plan_(plan), hooks_(std::move(hooks)), store_(connect(plan_)) {
+Nodes::Nodes(const LaunchPlan& plan, Hooks hooks, std::chrono::seconds limit)
+    : plan_(plan), hooks_(std::move(hooks)), store_(connect(plan_, limit)) {
   ::fcntl(news_.read.get(), F_SETFL, O_NONBLOCK);
   store_->setTimeout(plan_.node_timeout);  // node 0 counts as lost after the same time without an answer as any other node
   watcher_ = quiet_thread([this] { keep_in_touch(); });

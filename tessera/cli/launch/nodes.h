@@ -16,6 +16,7 @@
 #include <string>
 #include <thread>
 
+#include "tessera/base/error.h"
 #include "tessera/base/process.h"
 #include "tessera/cli/launch/ending.h"
 #include "tessera/cli/launch/plan.h"
@@ -42,6 +43,11 @@ struct Share {
 /// Returns the message for a job that ends because it has fewer ranks left than --min-ranks.
 std::string too_few_ranks(int left, int least);
 
+/// Node 0 does not answer any more: its launcher has ended, or the network between is cut.
+struct NodeGone : CommError {
+  using CommError::CommError;
+};
+
 class Nodes {
  public:
   struct Hooks {
@@ -49,8 +55,9 @@ class Nodes {
     std::function<void()> wait;  // called repeatedly while meet() or agree() waits; if it throws, the waiting function ends
   };
 
-  /// Connects to node 0. The plan must outlive the object. Throws an Error that says what to do if the connection fails.
-  Nodes(const LaunchPlan& plan, Hooks hooks);
+  /// Connects to node 0. The plan must outlive the object. Throws an Error that says what to do if the connection fails, TimeoutError if
+  /// node 0 is not found within the limit.
+  Nodes(const LaunchPlan& plan, Hooks hooks, std::chrono::seconds limit = std::chrono::seconds(300));
   Nodes(Nodes&&) = delete;
   ~Nodes();
 

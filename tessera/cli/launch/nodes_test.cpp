@@ -184,7 +184,7 @@ TEST(Nodes, TakeBackOneThatComesAgain) {
 }
 
 TEST(Nodes, EndWhenTheFirstOneIsGone) {
-  const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1"}};
+  const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1", "--node-timeout", "2", "--grace", "1"}};
   const auto script = shell("echo ready $$; exec sleep 100");
   auto second = cluster.start(1, "1", script), first = cluster.start(0, "1", script);
   EXPECT_THAT(first.read_line(), HasSubstr("ready"));
@@ -192,13 +192,14 @@ TEST(Nodes, EndWhenTheFirstOneIsGone) {
   ::kill(first.pid(), SIGKILL);
   const auto one = second.end();
   EXPECT_EQ(one.status, 1);
-  EXPECT_THAT(one.err, HasSubstr("the launcher of node 0 at " + cluster.endpoint + " is gone"));
+  EXPECT_THAT(one.err, AllOf(HasSubstr("the launcher of node 0 at " + cluster.endpoint + " is gone"),
+                             HasSubstr("it has not come back within 3 s")));
   EXPECT_TRUE(ends(rank));
 }
 
 // As if the link of node 0 were cut: its host exists, but does not answer.
 TEST(Nodes, EndWhenTheFirstOneDoesNotAnswer) {
-  const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1", "--node-timeout", "2"}};
+  const Cluster cluster{.nodes = 2, .flags = {"--node-timeout", "2"}};
   const auto script = shell("echo ready $$; exec sleep 100");
   auto second = cluster.start(1, "1", script), first = cluster.start(0, "1", script);
   EXPECT_THAT(first.read_line(), HasSubstr("ready"));
@@ -210,6 +211,24 @@ TEST(Nodes, EndWhenTheFirstOneDoesNotAnswer) {
                                  "not answer)"));
   EXPECT_TRUE(ends(rank));
   ::kill(first.pid(), SIGKILL);
+}
+
+// As if a link were cut that comes back: each launcher loses the other one, and both take part in the next attempt.
+TEST(Nodes, ComeBackWhenTheFirstOneAnswersAgain) {
+  const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1", "--node-timeout", "4"}};
+  const auto script = shell("[ $TORCHELASTIC_RESTART_COUNT = 1 ] || { echo ready; exec sleep 100; }; echo of $WORLD_SIZE");
+  auto second = cluster.start(1, "1", script), first = cluster.start(0, "1", script);
+  EXPECT_THAT(first.read_line(), HasSubstr("ready"));
+  EXPECT_THAT(second.read_line(), HasSubstr("ready"));
+  ::kill(first.pid(), SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(6000));
+  ::kill(first.pid(), SIGCONT);
+  const auto zero = first.end(), one = second.end();
+  EXPECT_EQ(zero.status, 0) << zero.err;
+  EXPECT_EQ(one.status, 0) << one.err;
+  EXPECT_THAT(one.err, HasSubstr("trying for 14 s to take part in the next attempt"));
+  EXPECT_EQ(zero.out, "[rank 0] of 2\n");
+  EXPECT_EQ(one.out, "[rank 1] of 2\n");
 }
 
 TEST(Nodes, PassASignalOnToAll) {

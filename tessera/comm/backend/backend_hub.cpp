@@ -49,8 +49,13 @@ LinkFailure unpacked(const std::string& text) {
 
 }  // namespace
 
-BackendHub::BackendHub(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store, std::string key)
-    : rank_(backend->getRank()), backend_(std::move(backend)), store_(std::move(store)), key_(std::move(key)) {
+BackendHub::BackendHub(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store, std::string key,
+                       std::shared_ptr<ConnectionWatch> connections)
+    : rank_(backend->getRank()),
+      backend_(std::move(backend)),
+      connections_(std::move(connections)),
+      store_(std::move(store)),
+      key_(std::move(key)) {
   if (store_) store_ = store_->clone();  // a connection of its own, because other threads may be waiting on the given one
 }
 

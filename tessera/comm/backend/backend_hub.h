@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/comm/host/connection_watch.h"
 #include "tessera/comm/host/link.h"
 
 namespace tessera {
@@ -33,8 +34,9 @@ class BackendHub {
   /// Far above the small tags that the program itself uses for messages over the same backend.
   static constexpr int32_t kFirstTag = 0x54000000;
 
-  /// `store`, which may be null, keeps the verdict under `key`.
-  BackendHub(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store, std::string key);
+  /// `store`, which may be null, keeps the verdict under `key`. `connections`, which may be null, watches those of the backend.
+  BackendHub(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store, std::string key,
+             std::shared_ptr<ConnectionWatch> connections = nullptr);
 
   int rank() const { return rank_; }
 
@@ -57,6 +59,9 @@ class BackendHub {
   /// Like verdict(), but if a rank has announced a verdict, waits for it.
   std::optional<LinkFailure> announced_verdict();
 
+  /// The failure of connections that were ended because a host is silent.
+  std::optional<LinkFailure> silence() const { return connections_ ? connections_->failure() : std::nullopt; }
+
   /// A tag above all tags that this rank has used. So the largest next_tag() of several ranks is unused on all of them.
   int32_t next_tag() const { return next_tag_; }
   void use_tag(int32_t tag);
@@ -73,6 +78,7 @@ class BackendHub {
   const int rank_;
   std::mutex mutex_;
   c10::intrusive_ptr<c10d::Backend> backend_;
+  const std::shared_ptr<ConnectionWatch> connections_;
   std::vector<BackendWork> receiving_;
   LinkFailure verdict_{.kind = LinkFailure::Kind::Aborted};  // its reason is empty until a rank has aborted
   c10::intrusive_ptr<c10d::Store> store_;

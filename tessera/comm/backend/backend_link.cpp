@@ -129,6 +129,11 @@ class BackendLink final : public Link {
     const auto verdict = late ? hub_->verdict() : hub_->announced_verdict();
     if (verdict && !verdict->reason.empty()) return *verdict;
     if (late) return {.kind = LinkFailure::Kind::Late, .ranks = {global_[peer]}};
+    // A neighbour may have closed its connections because of the silent host, which this rank is just about to notice.
+    if (auto silence = hub_->silence()) {
+      if (silence->ranks.empty()) silence->ranks = {global_[peer]};
+      return *silence;
+    }
     auto reason = fmt::format("has closed its connection or died ({})", how);
     if (!verdict && global_[peer] != 0) {
       reason += "; the store can't be reached either: if rank 0 of the world keeps it, that rank is gone";
@@ -144,8 +149,9 @@ class BackendLink final : public Link {
 
 }  // namespace
 
-std::unique_ptr<Link> own_backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store) {
-  auto hub = std::make_shared<BackendHub>(backend, store, "verdict");
+std::unique_ptr<Link> own_backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store,
+                                       std::shared_ptr<ConnectionWatch> connections) {
+  auto hub = std::make_shared<BackendHub>(backend, store, "verdict", std::move(connections));
   return std::make_unique<BackendLink>(std::move(hub), all_ranks(backend->getSize()), BackendHub::kFirstTag);
 }
 

@@ -15,8 +15,12 @@ class Store;
 
 namespace tessera {
 
-/// Makes a link over a backend that nobody else uses. A rank that gives up publishes the reason in the store.
-std::unique_ptr<Link> own_backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store);
+class ConnectionWatch;
+
+/// Makes a link over a backend that nobody else uses. A rank that gives up publishes the reason in the store. `connections`, which may be
+/// null, watches those of the backend.
+std::unique_ptr<Link> own_backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store,
+                                       std::shared_ptr<ConnectionWatch> connections = nullptr);
 
 /// The same for a backend whose connections stay open when a rank gives up. The link looks for the reason in the store, and then calls the
 /// backend's abort().

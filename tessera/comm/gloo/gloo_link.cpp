@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Version.h>
+#include <fmt/format.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -12,17 +13,19 @@
 #include "tessera/comm/backend/backend_hub.h"
 #include "tessera/comm/backend/backend_link.h"
 #include "tessera/comm/backend/no_sigpipe.h"
+#include "tessera/comm/host/addresses.h"
+#include "tessera/comm/host/bounded.h"
+#include "tessera/comm/host/connection_watch.h"
 
 namespace tessera {
 namespace {
 
-/// Warns of an address that other hosts can't reach. Called only if there are several hosts.
-void warn_of_loopback(const std::string& address) {
-  if (env("GLOO_SOCKET_IFNAME") || !(address.starts_with("127.") || address == "::1")) return;
-  log(LogLevel::Warning,
-      "gloo listens at {}, which other hosts can't reach; if the ranks do not connect, name the network "
-      "interface in GLOO_SOCKET_IFNAME, or this host's real address in MASTER_ADDR",
-      address);
+bool is_loopback_address(const std::string& address) {
+  return address.starts_with("127.") || address == "::1";
+}
+
+std::string address_key(int rank) {
+  return fmt::format("address/{}", rank);
 }
 
 }  // namespace
@@ -32,9 +35,25 @@ std::string why_no_gloo() {
 }
 
 std::string gloo_address(const Meeting& meeting) {
-  auto address = address_towards_store(meeting.store_host, meeting.end);
-  if (meeting.topology.hosts() > 1) warn_of_loopback(address);
-  return address;
+  const auto& topology = meeting.topology;
+  const int rank = meeting.identity.rank;
+  auto own = address_towards(meeting.store_host.empty() ? meeting_point().host : meeting.store_host, meeting.end);
+  if (topology.hosts() == 1 || env("GLOO_SOCKET_IFNAME")) return own;
+  meeting.store->set(address_key(rank), own);
+  // The name of the meeting point may lead to loopback on its own host, as on Debian. The address towards another host is right there, too.
+  for (int host = 0; is_loopback_address(own) && host < topology.hosts(); host++) {
+    if (host == topology.host_of(rank)) continue;
+    const auto key = address_key(topology.ranks_on(host).front());
+    meeting.store->wait({key}, time_until(meeting.end));
+    if (const auto other = meeting.store->get_to_str(key); !is_loopback_address(other)) own = address_towards(other, meeting.end);
+  }
+  if (is_loopback_address(own)) {
+    log(LogLevel::Warning,
+        "gloo listens at {}, which other hosts can't reach; if the ranks do not connect, name the network "
+        "interface in GLOO_SOCKET_IFNAME, or this host's real address in MASTER_ADDR",
+        own);
+  }
+  return own;
 }
 
 c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, int rank, int size, const std::string& address,
@@ -62,7 +81,18 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, int rank, int
 Connection connect_gloo(const Meeting& meeting) {
   const auto [rank, size] = meeting.identity;
   const auto connections = c10::make_intrusive<c10d::PrefixStore>("gloo", meeting.store);
-  return {.link = own_backend_link(make_gloo(connections, rank, size, gloo_address(meeting), meeting.start_limit), meeting.store)};
+  const auto limit = meeting.topology.hosts() > 1 ? silence_limit() : std::nullopt;
+  const auto before = limit ? ConnectionWatch::connections() : ConnectionWatch::Connections();
+  const auto backend = make_gloo(connections, rank, size, gloo_address(meeting), meeting.start_limit);
+  if (!limit) return {.link = own_backend_link(backend, meeting.store)};
+  const auto watch = std::make_shared<ConnectionWatch>(before, *limit);
+  auto link = own_backend_link(backend, meeting.store, watch);
+  try {
+    watch->set_addresses(all_gather_texts(*link, watch->own_address(), meeting.end));
+  } catch (const LinkFailure& failure) {
+    throw CommError("rank {} can't start: {}", rank, why_not_started(failure));
+  }
+  return {.link = std::move(link)};
 }
 
 }  // namespace tessera

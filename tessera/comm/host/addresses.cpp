@@ -5,8 +5,11 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
+#include "tessera/base/env.h"
 #include "tessera/comm/host/bounded.h"
 
 namespace tessera {
@@ -23,6 +26,10 @@ std::pair<int, std::shared_ptr<addrinfo>> look_up(const char* host, int port, in
   return {code, std::shared_ptr<addrinfo>(found, &::freeaddrinfo)};
 }
 
+void set_tcp(int socket, int option, int value) {
+  ::setsockopt(socket, IPPROTO_TCP, option, &value, sizeof value);
+}
+
 }  // namespace
 
 Addresses addresses_of(const std::string& host, int port, int kind_of_socket, std::chrono::steady_clock::time_point end) {
@@ -35,10 +42,45 @@ Addresses addresses_of(const std::string& host, int port, int kind_of_socket, st
   return {.first = result->second};
 }
 
+std::string numeric_address(const sockaddr* address, socklen_t length) {
+  std::array<char, NI_MAXHOST> text{};
+  return ::getnameinfo(address, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0 ? text.data() : "";
+}
+
+std::string address_at(int socket, EndOfSocket end) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  auto* const address = reinterpret_cast<sockaddr*>(&storage);
+  return end(socket, address, &length) == 0 ? numeric_address(address, length) : "";
+}
+
+std::optional<std::chrono::seconds> silence_limit() {
+  constexpr int64_t kUsual = 30, kDay = 86'400;
+  static const std::chrono::seconds limit(env_int("TESSERA_SILENCE_LIMIT", 0, kDay).value_or(kUsual));
+  return limit.count() > 0 ? std::optional(limit) : std::nullopt;
+}
+
+void keep_asking(int socket, std::chrono::seconds limit) {
+  constexpr int kLongestPause = 5;
+  const int yes = 1, pause = std::clamp(static_cast<int>(limit.count() / 6), 1, kLongestPause);
+  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+  set_tcp(socket, TCP_KEEPIDLE, pause);
+  set_tcp(socket, TCP_KEEPINTVL, pause);
+  // From Linux 6.15 on: what was lost is sent again at least this often, and not only after up to two minutes, so that a connection
+  // continues soon after its network is back.
+  constexpr int kTcpRtoMaxMs = 44, kTwoSeconds = 2000;
+  set_tcp(socket, kTcpRtoMaxMs, kTwoSeconds);
+}
+
 void set_options(int socket) {
   const int yes = 1;
   ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);  // with the kernel's own limits, if there is no other
+  const auto limit = silence_limit();
+  if (!limit) return;
+  keep_asking(socket, *limit);
+  const auto milliseconds = static_cast<unsigned>(std::chrono::milliseconds(*limit).count());
+  ::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, sizeof milliseconds);
 }
 
 std::shared_ptr<addrinfo> own_addresses(int port) {

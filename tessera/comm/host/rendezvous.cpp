@@ -264,20 +264,14 @@ std::vector<std::string> exchange(const StorePtr& store, const Identity& identit
   return std::move(*values);
 }
 
-std::string address_towards_store(const std::string& host, Clock::time_point end) {
-  const auto point = host.empty() ? meeting_point() : MeetingPoint{.host = host, .port = 1};
+std::string address_towards(const std::string& host, Clock::time_point end) {
+  constexpr int kAnyPort = 1;
   // connect() on a datagram socket sends nothing, but selects the route.
-  const auto found = addresses_of(point.host, point.port, SOCK_DGRAM, end).first;
+  const auto found = addresses_of(host, kAnyPort, SOCK_DGRAM, end).first;
   for (const auto* entry = found.get(); entry != nullptr; entry = entry->ai_next) {
     const Fd socket(::socket(entry->ai_family, entry->ai_socktype | SOCK_CLOEXEC, entry->ai_protocol));
     if (!socket || ::connect(socket.get(), entry->ai_addr, entry->ai_addrlen) != 0) continue;
-    sockaddr_storage own{};
-    socklen_t length = sizeof own;
-    std::array<char, NI_MAXHOST> text{};
-    if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
-        ::getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0) {
-      return text.data();
-    }
+    if (auto own = address_at(socket.get(), &::getsockname); !own.empty()) return own;
   }
   return {};
 }

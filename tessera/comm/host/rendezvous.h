@@ -45,8 +45,7 @@ std::string host_id();
 std::vector<std::string> exchange(const StorePtr& store, const Identity& identity, const std::string& topic, const std::string& own,
                                   const StartWait& wait);
 
-/// The address that this host uses to reach the host of the store, which is the meeting point if it is empty. Empty if it can't be
-/// determined.
-std::string address_towards_store(const std::string& host, Clock::time_point end);
+/// The address that this host uses to reach another one; empty if it can't be determined.
+std::string address_towards(const std::string& host, Clock::time_point end);
 
 }  // namespace tessera

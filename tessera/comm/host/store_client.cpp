@@ -110,7 +110,8 @@ Fd connect_once(const std::string& host, int port, const std::string& secret, Cl
       introduce(socket.get(), secret, own_end);
       return socket;
     } catch (const NoConnection& failure) {
-      trouble = failure;
+      const auto numeric = numeric_address(address->ai_addr, address->ai_addrlen);
+      trouble = NoConnection{numeric == host ? failure.why : fmt::format("{} ({})", failure.why, numeric)};
     }
   }
   throw trouble.value_or(NoConnection{"the name has no address"});
@@ -124,6 +125,7 @@ StoreClient::StoreClient(std::string host, int port, std::string secret, Clock::
   for (std::string why;;) {
     try {
       socket_ = connect_once(host_, port_, secret_, end);
+      host_ = address_at(socket_.get(), &::getpeername);  // so that further connections do not depend on a name server
       return;
     } catch (const NoConnection& failure) {
       // An attempt that has run out of time says less than the attempt before it.

@@ -41,7 +41,7 @@ class StoreClient final : public c10d::Store {
  private:
   std::string request(const store_protocol::Fields& fields);
 
-  const std::string host_;
+  std::string host_;
   const int port_;
   const std::string secret_;
   std::mutex mutex_;

@@ -82,6 +82,7 @@ Fd listen_at(const std::string& host, int port, bool one_host, std::chrono::stea
 StoreServer::StoreServer(Fd listener, std::string secret)
     : listener_(std::move(listener)), secret_(std::move(secret)), stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!stop_) throw IoError("can't make an event for the store: {}", std::strerror(errno));
+  silence_limit();  // throws here, and not in the thread
   thread_ = quiet_thread([this] { serve(); });
 }
 
