@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "tessera/base/process.h"
+#include "tessera/base/secret.h"
 #include "tessera/cli/launch/ending.h"
 #include "tessera/cli/launch/plan.h"
 #include "tessera/cli/launch/ranks_here.h"

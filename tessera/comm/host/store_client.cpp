@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "tessera/base/error.h"
+#include "tessera/base/secret.h"
 #include "tessera/comm/host/addresses.h"
 
 namespace tessera {
@@ -82,21 +83,39 @@ Fd connected_to(const addrinfo& address, Clock::time_point end) {
   return socket;
 }
 
-/// Shows the secret. Throws ConfigError if it is wrong, NoConnection if the other side is not a store.
+std::string receive(int socket, size_t bytes, Clock::time_point end) {
+  std::string received;
+  while (received.size() < bytes) receive_some(socket, received, end);
+  return received;
+}
+
+/// Proves to the store that this process knows the secret, and has the store prove the same. Throws ConfigError if this process's secret is
+/// wrong, NoConnection if the other side is not the store of this job.
 void introduce(int socket, const std::string& secret, Clock::time_point end) {
+  Numbers numbers{.client = random_secret(), .server = {}};
   std::string answer;
   try {
-    send_all(socket, std::string(kHello) + sized(secret), end);
-    while (answer.size() < kWelcome.size()) receive_some(socket, answer, end);
+    send_all(socket, std::string(kHello) + numbers.client, end);
+    answer = receive(socket, kHello.size(), end);
+    if (answer.starts_with(kHello)) {
+      answer += receive(socket, kHello.size() + kNumberBytes - answer.size(), end);
+      numbers.server = answer.substr(kHello.size());
+      send_all(socket, client_proof(secret, numbers), end);
+      answer = receive(socket, kWelcome.size(), end);
+      if (answer.starts_with(kWelcome)) answer += receive(socket, kWelcome.size() + kProofBytes - answer.size(), end);
+    }
   } catch (const NoConnection& failure) {
     throw NoConnection{
         fmt::format("something accepts connections there, but {}, so it is not a store of this version of Tessera", failure.why)};
   }
-  if (answer == kWelcome) return;
   if (answer == kRefused) {
     throw ConfigError("the store has refused this process, whose TESSERA_SECRET is another one; set the same one for every rank");
   }
-  throw NoConnection{"the process that answers there is not a store of this version of Tessera"};
+  if (answer.starts_with(kAnyVersion)) throw NoConnection{"the store there is one of another version of Tessera"};
+  if (!answer.starts_with(kWelcome)) throw NoConnection{"the process that answers there is not a store of this version of Tessera"};
+  if (!same_proof(std::string_view(answer).substr(kWelcome.size()), server_proof(secret, numbers))) {
+    throw NoConnection{"the process that answers there does not know the TESSERA_SECRET of this job, so it is not its store"};
+  }
 }
 
 Fd connect_once(const std::string& host, int port, const std::string& secret, Clock::time_point end) {
