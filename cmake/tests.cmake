@@ -458,6 +458,10 @@ if(MPIRUN AND Libtorch_PYTHON)
   set_tests_properties(launchers/losses PROPERTIES TIMEOUT 600)
 endif()
 
+# Strangers around a job.
+other_test(network/strangers SAYS " 0 failed" COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/network/strangers.py"
+  $<TARGET_FILE_DIR:mnist>)
+
 # The worked examples of docs/extending.md. What has its place only in the library's own files is a patch: the program has these files with it in
 # place of the library's, and with them the sources that read the same tables. The sanitizers would take that for two definitions by mistake.
 if(NOT TESSERA_SANITIZE)
