@@ -13,9 +13,11 @@
 #include "tessera/base/error.h"
 #include "tessera/base/port.h"
 #include "tessera/base/secret.h"
+#include "tessera/comm/host/rendezvous.h"
 #include "tessera/comm/host/store_client.h"
 #include "tessera/comm/host/store_server.h"
 #include "tests/testing/transports.h"
+#include "tests/testing/warnings.h"
 
 namespace tessera::testing::store_test {
 namespace {
@@ -23,7 +25,9 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
 using Clock = std::chrono::steady_clock;
@@ -274,6 +278,20 @@ TEST(Store, IsNotBelievedWithoutTheSecret) {
   Impostor impostor(words);
   EXPECT_THAT(trouble_at(kHost, impostor.port), HasSubstr("does not know the TESSERA_SECRET of this job"));
   EXPECT_THAT(impostor.stop(), AllOf(HasSubstr(std::string(store_protocol::kHello)), Not(HasSubstr("secret"))));
+}
+
+TEST(Store, WarnsIfAnybodyCanJoin) {
+  const auto warnings_of_rank_0 = [](const std::string& host) {
+    Warnings warnings;
+    serve_or_join({.rank = 0, .world_size = 2}, {.host = host, .port = free_port()}, {.end = Clock::now() + 10s});
+    return warnings.texts;
+  };
+  ::unsetenv("TESSERA_SECRET");
+  EXPECT_THAT(warnings_of_rank_0("0.0.0.0"), ElementsAre(HasSubstr("there is no TESSERA_SECRET, so any process that reaches port")));
+  EXPECT_THAT(warnings_of_rank_0(kHost), IsEmpty());
+  ::setenv("TESSERA_SECRET", "secret", 1);
+  EXPECT_THAT(warnings_of_rank_0("0.0.0.0"), IsEmpty());
+  ::unsetenv("TESSERA_SECRET");
 }
 
 /// The local addresses of sockets that listen at a port, as the kernel lists them.
