@@ -58,10 +58,10 @@ Fd intruder(const sockaddr_in& address) {
   return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ? std::move(socket) : Fd();
 }
 
-/// Takes the place of rank 1 at rank 0: gloo knows connections by numbers from 0.
+/// Takes the place of rank 1 at rank 0: gloo knows connections by the numbers of the ranks from which they come.
 Fd in_place_of_rank_1(const TwoRanks& ranks) {
   auto socket = intruder(ranks.address());
-  const ssize_t number = 0;
+  const ssize_t number = 1;
   EXPECT_EQ(::send(socket.get(), &number, sizeof number, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof number));
   return socket;
 }

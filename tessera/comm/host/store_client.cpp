@@ -55,11 +55,11 @@ void send_all(int socket, std::string_view bytes, Clock::time_point end) {
   }
 }
 
-void receive_some(int socket, std::string& into, Clock::time_point end) {
+void receive_some(int socket, std::string& into, Clock::time_point end, size_t most = 65536) {
   std::array<char, 65536> buffer;
   for (;;) {
     if (!is_ready(socket, POLLIN, end)) throw NoConnection{"it does not answer"};
-    const auto count = ::recv(socket, buffer.data(), buffer.size(), 0);
+    const auto count = ::recv(socket, buffer.data(), std::min(most, buffer.size()), 0);
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (count == 0) throw NoConnection{"it hangs up"};
     if (count < 0) throw NoConnection{std::strerror(errno)};
@@ -85,7 +85,7 @@ Fd connected_to(const addrinfo& address, Clock::time_point end) {
 
 std::string receive(int socket, size_t bytes, Clock::time_point end) {
   std::string received;
-  while (received.size() < bytes) receive_some(socket, received, end);
+  while (received.size() < bytes) receive_some(socket, received, end, bytes - received.size());
   return received;
 }
 
@@ -93,16 +93,15 @@ std::string receive(int socket, size_t bytes, Clock::time_point end) {
 /// wrong, NoConnection if the other side is not the store of this job.
 void introduce(int socket, const std::string& secret, Clock::time_point end) {
   Numbers numbers{.client = random_secret(), .server = {}};
-  std::string answer;
+  std::string answer, proof;
   try {
     send_all(socket, std::string(kHello) + numbers.client, end);
     answer = receive(socket, kHello.size(), end);
-    if (answer.starts_with(kHello)) {
-      answer += receive(socket, kHello.size() + kNumberBytes - answer.size(), end);
-      numbers.server = answer.substr(kHello.size());
+    if (answer == kHello) {
+      numbers.server = receive(socket, kNumberBytes, end);
       send_all(socket, client_proof(secret, numbers), end);
       answer = receive(socket, kWelcome.size(), end);
-      if (answer.starts_with(kWelcome)) answer += receive(socket, kWelcome.size() + kProofBytes - answer.size(), end);
+      if (answer == kWelcome) proof = receive(socket, kProofBytes, end);
     }
   } catch (const NoConnection& failure) {
     throw NoConnection{
@@ -112,8 +111,8 @@ void introduce(int socket, const std::string& secret, Clock::time_point end) {
     throw ConfigError("the store has refused this process, whose TESSERA_SECRET is another one; set the same one for every rank");
   }
   if (answer.starts_with(kAnyVersion)) throw NoConnection{"the store there is one of another version of Tessera"};
-  if (!answer.starts_with(kWelcome)) throw NoConnection{"the process that answers there is not a store of this version of Tessera"};
-  if (!same_proof(std::string_view(answer).substr(kWelcome.size()), server_proof(secret, numbers))) {
+  if (answer != kWelcome) throw NoConnection{"the process that answers there is not a store of this version of Tessera"};
+  if (!same_proof(proof, server_proof(secret, numbers))) {
     throw NoConnection{"the process that answers there does not know the TESSERA_SECRET of this job, so it is not its store"};
   }
 }
