@@ -503,6 +503,14 @@ if(NOT TESSERA_SANITIZE)
   endforeach()
 endif()
 
+# Strangers around a job.
+other_test(network/strangers SAYS " 0 failed" COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/network/strangers.py"
+  $<TARGET_FILE_DIR:mnist>)
+if(TESSERA_LONG_TESTS)
+  add_test(NAME network/tunnel COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/network/tunnel.py" $<TARGET_FILE_DIR:mnist>)
+  set_tests_properties(network/tunnel PROPERTIES TIMEOUT 600 SKIP_RETURN_CODE 77)
+endif()
+
 # The worked examples of docs/extending.md. What has its place only in the library's own files is a patch: the program has these files with it in
 # place of the library's, and with them the sources that read the same tables. The sanitizers would take that for two definitions by mistake.
 if(NOT TESSERA_SANITIZE)

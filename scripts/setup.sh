@@ -63,6 +63,8 @@ missing_packages() {
       [ -x /usr/sbin/munged ] || echo munge
       [ -x /usr/sbin/slurmctld ] || echo slurmctld
       [ -x /usr/sbin/slurmd ] || echo slurmd
+      command -v wg >/dev/null || echo wireguard-tools
+      command -v wireguard-go >/dev/null || echo wireguard-go
     fi
   fi
 }

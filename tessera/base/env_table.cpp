@@ -54,7 +54,10 @@ constexpr std::array kTable = {
                 "the file in which a rank records that it waits at the start, that it has read the settings, and which rank made it fail; set "
                 "by `tessera launch`",
                 "the library"},
-    EnvVariable{"TESSERA_SECRET", "any text", "what a process must know to join the job; set by `tessera launch`", "`tessera::init`"},
+    EnvVariable{"TESSERA_SECRET", "any text", "what a process must know to join the job; set by `tessera launch`",
+                "`tessera::init`, `tessera launch`"},
+    EnvVariable{"TESSERA_SECRET_FILE", "a path", "the file with that text, readable by you alone, if `TESSERA_SECRET` is unset",
+                "`tessera::init`, `tessera launch`"},
     EnvVariable{"TESSERA_STARTED_BY_TEST", "1", "the heading is already printed; set by `tessera test` for its ranks", "`tessera test`"},
     EnvVariable{"TESSERA_STARTED_APART", "1", "this process is the child in which a plugin is loaded; set by `tessera xla`", "`tessera xla`"},
     EnvVariable{"TESSERA_TORCH", "a folder", "the libtorch to build with, or the torch folder of a Python installation",

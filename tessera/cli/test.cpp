@@ -18,6 +18,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/port.h"
 #include "tessera/base/process.h"
+#include "tessera/base/secret.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/known_words.h"

@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/port.h"
+#include "tessera/base/secret.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/launch/core_sets.h"
 #include "tessera/cli/launch/held_signals.h"

@@ -63,6 +63,12 @@ StorePtr connect(const LaunchPlan& plan, std::chrono::seconds limit) {
   }
 }
 
+/// Returns the secret of the ranks of an attempt. Derives it from the secret of the launchers, if they have one, so that it never travels.
+std::string secret_of_ranks(const std::string& drawn) {
+  const auto given = given_secret();
+  return given ? fmt::format("{:02x}", fmt::join(proof_of(*given, {"ranks", drawn}), "")) : drawn;
+}
+
 /// Dumps JSON, and replaces bytes that are not UTF-8 in place of throwing.
 std::string dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -172,7 +178,7 @@ Share Nodes::meet(int ranks) {
                  .nodes = static_cast<int>(plan.at("members").size()),
                  .host = plan_.point.host,
                  .port = plan.at("port"),
-                 .secret = plan.at("secret"),
+                 .secret = secret_of_ranks(plan.at("secret")),
                  .run = plan.at("run"),
                  .max_restarts = plan.at("max_restarts"),
                  .min_ranks = plan.at("min_ranks")};

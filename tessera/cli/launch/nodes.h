@@ -18,6 +18,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/process.h"
+#include "tessera/base/secret.h"
 #include "tessera/cli/launch/ending.h"
 #include "tessera/cli/launch/plan.h"
 #include "tessera/cli/launch/ranks_here.h"

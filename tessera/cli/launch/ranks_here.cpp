@@ -29,11 +29,6 @@ std::optional<std::string> turns_of_a_wait(int ranks, const std::string& threads
   return is_said || each < 2 || each * ranks < cores() ? std::nullopt : std::optional<std::string>(kTurns);
 }
 
-std::string random_secret() {
-  std::random_device source;
-  return fmt::format("{:08x}{:08x}{:08x}{:08x}", source(), source(), source(), source());
-}
-
 std::string run_name() {
   const auto now = std::time(nullptr);
   std::tm local{};

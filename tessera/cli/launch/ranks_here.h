@@ -14,8 +14,6 @@ std::string threads_of_a_rank(int ranks);
 /// for milliseconds, in which other threads may need the core. Returns nothing if ranks have one thread each, if there are more cores than
 /// threads of all ranks, or if the environment says how threads wait.
 std::optional<std::string> turns_of_a_wait(int ranks, const std::string& threads);
-/// A random text that only the ranks of a job know.
-std::string random_secret();
 /// Makes a name for a run that no other run has: the present time and random digits.
 std::string run_name();
 

@@ -4,6 +4,7 @@
 #include <ATen/Version.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -13,6 +14,7 @@
 #include "tessera/comm/backend/backend_hub.h"
 #include "tessera/comm/backend/backend_link.h"
 #include "tessera/comm/backend/no_sigpipe.h"
+#include "tessera/comm/gloo/membership.h"
 #include "tessera/comm/host/addresses.h"
 #include "tessera/comm/host/bounded.h"
 #include "tessera/comm/host/connection_watch.h"
@@ -60,8 +62,10 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, int rank, int
                                             std::chrono::milliseconds limit) {
   const NoSigpipe no_sigpipe;
   try {
+    const auto end = Clock::now() + limit;
     const auto settings = c10d::ProcessGroupGloo::Options::create(limit);
     settings->threads = 1;  // enough, because operations run one after the other
+    const auto others = listening_sockets();
     if (const auto interface = env("GLOO_SOCKET_IFNAME")) {
       settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(*interface));
     } else if (!address.empty()) {
@@ -69,7 +73,14 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, int rank, int
     } else {
       settings->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
     }
-    return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, settings);
+    auto listeners = listening_sockets();
+    std::erase_if(listeners, [&](int each) { return others.contains(each); });
+    auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, settings);
+    prove_membership(*backend, store, end);
+    std::ranges::for_each(listeners, deafen);  // no more ranks will come
+    return backend;
+  } catch (const Error&) {
+    throw;
   } catch (const std::exception& error) {
     throw CommError(
         "rank {}: gloo can't connect the {} ranks within {} s: {}. Can the hosts reach each other? "

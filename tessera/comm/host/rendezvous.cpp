@@ -27,6 +27,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/fd.h"
 #include "tessera/base/log.h"
+#include "tessera/base/secret.h"
 #include "tessera/base/words.h"
 #include "tessera/comm/host/addresses.h"
 #include "tessera/comm/host/bounded.h"
@@ -208,8 +209,18 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
 StorePtr serve_or_join(const Identity& identity, const MeetingPoint& point, const StartWait& wait) {
   static std::optional<StoreServer> server;                                     // serves until the process ends
   if (identity.world_size == 1) return c10::make_intrusive<c10d::HashStore>();  // there is nobody to meet
-  const auto secret = env("TESSERA_SECRET").value_or(point.job);
-  if (identity.rank == 0) server.emplace(listen_at(point.host, point.port, point.one_host, wait.end), secret);
+  const auto given = given_secret();
+  const auto secret = given.value_or(point.job);
+  if (identity.rank == 0) {
+    auto listener = listen_at(point.host, point.port, point.one_host, wait.end);
+    if (!given && is_open_to_hosts(listener)) {
+      log(LogLevel::Warning,
+          "there is no TESSERA_SECRET, so any process that reaches port {} of this host can join the job; set the same random text on all "
+          "hosts, or TESSERA_SECRET_FILE",
+          point.port);
+    }
+    server.emplace(std::move(listener), secret);
+  }
   const auto warn_once = [&, warned = false](const std::string& why) mutable {
     if (Clock::now() < wait.notice || std::exchange(warned, true)) return;
     log(LogLevel::Warning, "can't reach the store {}: {}; trying for {} more", wait.place, why, time_left(wait.end));

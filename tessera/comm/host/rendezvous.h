@@ -28,8 +28,9 @@ StorePtr store_from_environment(const Identity& identity, const StartWait& wait)
 /// Where the store of store_from_environment() is: "at 127.0.0.1:29500, where rank 0 listens (MASTER_ADDR, MASTER_PORT)".
 std::string meeting_place();
 
-/// A store at `point`: rank 0 serves it until its process ends, the other ranks are its clients. TESSERA_SECRET keeps strangers out. Throws
-/// TimeoutError with the reason of the last attempt.
+/// A store at `point`: rank 0 serves it until its process ends, the other ranks are its clients. Only processes that know the secret of
+/// given_secret() can join; rank 0 warns if there is none and other hosts can reach the store. Throws TimeoutError with the reason of the
+/// last attempt.
 StorePtr serve_or_join(const Identity& identity, const MeetingPoint& point, const StartWait& wait);
 
 /// Counts the worlds that this process joins as this rank through this store, and returns how many it had joined before, so that each world

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "tessera/base/error.h"
+#include "tessera/base/secret.h"
 #include "tessera/comm/host/addresses.h"
 
 namespace tessera {
@@ -54,11 +55,11 @@ void send_all(int socket, std::string_view bytes, Clock::time_point end) {
   }
 }
 
-void receive_some(int socket, std::string& into, Clock::time_point end) {
+void receive_some(int socket, std::string& into, Clock::time_point end, size_t most = 65536) {
   std::array<char, 65536> buffer;
   for (;;) {
     if (!is_ready(socket, POLLIN, end)) throw NoConnection{"it does not answer"};
-    const auto count = ::recv(socket, buffer.data(), buffer.size(), 0);
+    const auto count = ::recv(socket, buffer.data(), std::min(most, buffer.size()), 0);
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (count == 0) throw NoConnection{"it hangs up"};
     if (count < 0) throw NoConnection{std::strerror(errno)};
@@ -82,21 +83,38 @@ Fd connected_to(const addrinfo& address, Clock::time_point end) {
   return socket;
 }
 
-/// Shows the secret. Throws ConfigError if it is wrong, NoConnection if the other side is not a store.
+std::string receive(int socket, size_t bytes, Clock::time_point end) {
+  std::string received;
+  while (received.size() < bytes) receive_some(socket, received, end, bytes - received.size());
+  return received;
+}
+
+/// Proves to the store that this process knows the secret, and has the store prove the same. Throws ConfigError if this process's secret is
+/// wrong, NoConnection if the other side is not the store of this job.
 void introduce(int socket, const std::string& secret, Clock::time_point end) {
-  std::string answer;
+  Numbers numbers{.client = random_secret(), .server = {}};
+  std::string answer, proof;
   try {
-    send_all(socket, std::string(kHello) + sized(secret), end);
-    while (answer.size() < kWelcome.size()) receive_some(socket, answer, end);
+    send_all(socket, std::string(kHello) + numbers.client, end);
+    answer = receive(socket, kHello.size(), end);
+    if (answer == kHello) {
+      numbers.server = receive(socket, kNumberBytes, end);
+      send_all(socket, client_proof(secret, numbers), end);
+      answer = receive(socket, kWelcome.size(), end);
+      if (answer == kWelcome) proof = receive(socket, kProofBytes, end);
+    }
   } catch (const NoConnection& failure) {
     throw NoConnection{
         fmt::format("something accepts connections there, but {}, so it is not a store of this version of Tessera", failure.why)};
   }
-  if (answer == kWelcome) return;
   if (answer == kRefused) {
     throw ConfigError("the store has refused this process, whose TESSERA_SECRET is another one; set the same one for every rank");
   }
-  throw NoConnection{"the process that answers there is not a store of this version of Tessera"};
+  if (answer.starts_with(kAnyVersion)) throw NoConnection{"the store there is one of another version of Tessera"};
+  if (answer != kWelcome) throw NoConnection{"the process that answers there is not a store of this version of Tessera"};
+  if (!same_proof(proof, server_proof(secret, numbers))) {
+    throw NoConnection{"the process that answers there does not know the TESSERA_SECRET of this job, so it is not its store"};
+  }
 }
 
 Fd connect_once(const std::string& host, int port, const std::string& secret, Clock::time_point end) {

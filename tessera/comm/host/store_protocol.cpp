@@ -3,10 +3,19 @@
 #include <cstring>
 
 #include "tessera/base/error.h"
+#include "tessera/base/secret.h"
 
 namespace tessera::store_protocol {
 
 constexpr size_t kLengthBytes = sizeof(uint32_t);
+
+std::string client_proof(const std::string& secret, const Numbers& numbers) {
+  return proof_of(secret, {kHello, "client", numbers.client, numbers.server});
+}
+
+std::string server_proof(const std::string& secret, const Numbers& numbers) {
+  return proof_of(secret, {kHello, "server", numbers.client, numbers.server});
+}
 
 std::string sized(std::string_view bytes) {
   const auto length = static_cast<uint32_t>(bytes.size());

@@ -8,11 +8,23 @@
 
 namespace tessera::store_protocol {
 
-/// First the client sends kHello and the secret as a field. The server answers with kWelcome or kRefused, or just hangs up.
-inline constexpr std::string_view kHello = "tessera store 2\n";
+/// First both sides prove that they know the secret, with a number of each side that is used only once:
+///   client: kHello, its number
+///   server: kHello, its number
+///   client: client_proof()
+///   server: kWelcome and server_proof(), or kRefused
+/// The server just hangs up on anything else, but sends its kHello to a client of another version.
+inline constexpr std::string_view kHello = "tessera store 3\n";
+inline constexpr std::string_view kAnyVersion = "tessera store ";
 inline constexpr std::string_view kWelcome = "tessera welcome\n";
 inline constexpr std::string_view kRefused = "tessera refused\n";
-inline constexpr size_t kLongestSecret = 4096;
+inline constexpr size_t kNumberBytes = 32;  // those of random_secret()
+
+struct Numbers {
+  std::string client, server;
+};
+std::string client_proof(const std::string& secret, const Numbers& numbers);
+std::string server_proof(const std::string& secret, const Numbers& numbers);
 
 /// Then the client sends requests, and the server answers each with a sized text. A request is a sized frame of sized fields, of which the
 /// first is the verb. The comments name the other fields and, after ->, the answer.

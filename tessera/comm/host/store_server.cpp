@@ -16,6 +16,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/quiet_thread.h"
+#include "tessera/base/secret.h"
 #include "tessera/comm/host/addresses.h"
 
 namespace tessera {
@@ -79,6 +80,13 @@ Fd listen_at(const std::string& host, int port, bool one_host, std::chrono::stea
   throw refuse(errno == EADDRINUSE ? "the port is taken" : std::strerror(errno));
 }
 
+bool is_open_to_hosts(const Fd& listener) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  return ::getsockname(listener.get(), any, &length) == 0 && !is_loopback(any);
+}
+
 StoreServer::StoreServer(Fd listener, std::string secret)
     : listener_(std::move(listener)), secret_(std::move(secret)), stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!stop_) throw IoError("can't make an event for the store: {}", std::strerror(errno));
@@ -127,7 +135,7 @@ void StoreServer::accept_peers() {
     if (socket) {
       set_options(socket.get());
       auto& peer = peers_.emplace_back(Peer{.socket = std::move(socket)});
-      read(peer);  // a rank sends its hello at once, so it may be admitted already
+      read(peer);  // a rank sends its hello at once, so it may be there already
     }
     limit_strangers();
     if (!no_room) continue;
@@ -136,11 +144,14 @@ void StoreServer::accept_peers() {
   }
 }
 
-/// Hangs up on the oldest strangers (peers that are not admitted yet) if there are many, so that they leave room for the ranks.
+/// Hangs up on the oldest strangers (peers that are not admitted yet) if there are many, so that they leave room for the ranks. Counts those
+/// that have said hello apart from the others, so that port scanners don't push out a rank that has still to send its proof.
 void StoreServer::limit_strangers() {
-  const auto is_stranger = [](const Peer& peer) { return !peer.admitted; };
-  auto strangers = std::ranges::count_if(peers_, is_stranger);
-  peers_.remove_if([&](const Peer& peer) { return peer.gone || (is_stranger(peer) && strangers-- > kMostStrangers); });
+  for (const bool has_said_hello : {false, true}) {
+    const auto is_stranger = [&](const Peer& peer) { return !peer.admitted && peer.numbers.client.empty() != has_said_hello; };
+    auto strangers = std::ranges::count_if(peers_, is_stranger);
+    peers_.remove_if([&](const Peer& peer) { return peer.gone || (is_stranger(peer) && strangers-- > kMostStrangers); });
+  }
 }
 
 void StoreServer::read(Peer& peer) try {
@@ -166,21 +177,36 @@ void StoreServer::read(Peer& peer) try {
   peer.gone = true;
 }
 
-void StoreServer::admit(Peer& peer) {
-  const auto begin = std::min(peer.in.size(), kHello.size());
-  if (peer.in.substr(0, begin) != kHello.substr(0, begin)) {
+/// Answers the hello of a peer, once it is complete.
+void StoreServer::greet(Peer& peer) {
+  const auto begin = peer.in.substr(0, kAnyVersion.size());
+  peer.gone = begin != kAnyVersion.substr(0, begin.size());
+  if (peer.gone || peer.in.size() < kHello.size()) return;
+  if (!peer.in.starts_with(kHello)) {
+    if (!std::exchange(has_met_other_version_, true)) {
+      log(LogLevel::Warning, "the store of this job has turned away a process of another version of Tessera");
+    }
+    peer.out += kHello;
+    flush(peer);
     peer.gone = true;
     return;
   }
-  auto rest = peer.in.substr(begin);
-  const auto secret = take_sized(rest, kLongestSecret);
-  if (!secret) return;
-  peer.in = std::move(rest);
-  peer.admitted = *secret == secret_;
+  if (peer.in.size() < kHello.size() + kNumberBytes) return;
+  peer.numbers = {.client = peer.in.substr(kHello.size(), kNumberBytes), .server = random_secret()};
+  peer.in.erase(0, kHello.size() + kNumberBytes);
+  peer.out += std::string(kHello) + peer.numbers.server;
+  flush(peer);
+}
+
+void StoreServer::admit(Peer& peer) {
+  if (peer.numbers.client.empty()) return greet(peer);
+  if (peer.in.size() < kProofBytes) return;
+  peer.admitted = same_proof(peer.in.substr(0, kProofBytes), client_proof(secret_, peer.numbers));
+  peer.in.erase(0, kProofBytes);
   if (!peer.admitted && !std::exchange(has_refused_, true)) {
     log(LogLevel::Warning, "the store of this job has refused a process with another TESSERA_SECRET");
   }
-  peer.out += peer.admitted ? kWelcome : kRefused;
+  peer.out += peer.admitted ? std::string(kWelcome) + server_proof(secret_, peer.numbers) : std::string(kRefused);
   flush(peer);
   peer.gone |= !peer.admitted;
 }

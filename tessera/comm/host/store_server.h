@@ -24,6 +24,7 @@ class StoreServer {
   struct Peer {
     Fd socket;
     Clock::time_point since = Clock::now();
+    store_protocol::Numbers numbers = {};  // empty until the peer has said hello
     bool admitted = false;
     std::string in = {}, out = {};
     bool gone = false;
@@ -33,6 +34,7 @@ class StoreServer {
   void accept_peers();
   void limit_strangers();
   void read(Peer& peer);
+  void greet(Peer& peer);
   void admit(Peer& peer);
   void answer(Peer& peer, store_protocol::Fields request);
   static void flush(Peer& peer);
@@ -43,7 +45,7 @@ class StoreServer {
   std::list<Peer> peers_;  // the oldest first
   Clock::time_point accepts_from_ = {};
   Fd stop_;
-  bool has_refused_ = false;
+  bool has_refused_ = false, has_met_other_version_ = false;
   std::thread thread_;
 };
 
@@ -51,5 +53,8 @@ class StoreServer {
 /// resolves to loopback and the ranks may be on several hosts. Throws CommError if the port is taken, or if the name can't be resolved
 /// before `end`.
 Fd listen_at(const std::string& host, int port, bool one_host, std::chrono::steady_clock::time_point end);
+
+/// Whether other hosts can reach a socket that listens.
+bool is_open_to_hosts(const Fd& listener);
 
 }  // namespace tessera

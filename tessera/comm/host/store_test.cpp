@@ -12,16 +12,24 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/port.h"
+#include "tessera/base/secret.h"
+#include "tessera/comm/host/rendezvous.h"
 #include "tessera/comm/host/store_client.h"
 #include "tessera/comm/host/store_server.h"
 #include "tests/testing/transports.h"
+#include "tests/testing/warnings.h"
 
 namespace tessera::testing::store_test {
 namespace {
 
 using namespace std::chrono_literals;
 using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kHost = "127.0.0.1";
@@ -55,6 +63,25 @@ Fd stranger(int port) {
 
 void say(const Fd& socket, std::string_view words) {
   [[maybe_unused]] const auto sent = ::send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL);
+}
+
+/// What comes until the other side hangs up, or until there are so many bytes.
+std::string hear(const Fd& socket, size_t most = 1000) {
+  std::string heard(most, '\0');
+  size_t count = 0;
+  for (ssize_t some = 1; some > 0 && count < most; count += static_cast<size_t>(std::max<ssize_t>(some, 0))) {
+    some = ::recv(socket.get(), heard.data() + count, most - count, 0);
+  }
+  heard.resize(count);
+  return heard;
+}
+
+constexpr size_t kGreeting = store_protocol::kHello.size() + store_protocol::kNumberBytes;
+
+/// Says hello with this number, and returns the number of the server.
+std::string number_of_server(const Fd& socket, const std::string& own) {
+  say(socket, std::string(store_protocol::kHello) + own);
+  return hear(socket, kGreeting).substr(store_protocol::kHello.size());
 }
 
 TEST(Store, KeepsWhatRanksSet) {
@@ -110,9 +137,48 @@ TEST(Store, TurnsAwayWhoDoesNotKnowTheSecret) {
   }
   const auto liar = stranger(served.port);
   say(liar, std::string(store_protocol::kHello) + std::string("\xff\xff\xff\xff", 4));
-  char answer = 0;
-  EXPECT_EQ(::recv(liar.get(), &answer, 1, 0), 0);
+  say(liar, std::string(28, '\xff'));
+  EXPECT_THAT(hear(liar, kGreeting), StartsWith(std::string(store_protocol::kHello)));
+  say(liar, std::string(kProofBytes, '\xff'));
+  EXPECT_EQ(hear(liar), store_protocol::kRefused);
   EXPECT_EQ(served.client()->add("count", 1), 1);
+}
+
+TEST(Store, BelievesEachProofOnlyOnceAndFromOneSide) {
+  const Served served;
+  const auto number = random_secret();
+  const auto rank = stranger(served.port);
+  const store_protocol::Numbers numbers{.client = number, .server = number_of_server(rank, number)};
+  const auto proof = store_protocol::client_proof("secret", numbers), mirrored = store_protocol::server_proof("secret", numbers);
+  say(rank, proof);
+  EXPECT_EQ(hear(rank, store_protocol::kWelcome.size() + kProofBytes), std::string(store_protocol::kWelcome) + mirrored);
+  for (const auto& recorded : {proof, mirrored}) {
+    const auto replayed = stranger(served.port);
+    EXPECT_NE(number_of_server(replayed, number), numbers.server);
+    say(replayed, recorded + store_protocol::pack({"set", "key", "value"}));
+    EXPECT_THAT(hear(replayed), StartsWith(std::string(store_protocol::kRefused)));
+  }
+  EXPECT_FALSE(served.client()->check({"key"}));
+}
+
+TEST(Store, HangsUpOnStrangersThatDoNotFinishTheirHello) {
+  const Served served;
+  const auto whole = std::string(store_protocol::kHello) + random_secret();
+  std::vector<Fd> waiting;
+  for (size_t bytes = 0; bytes <= whole.size(); bytes += 8) {
+    waiting.push_back(stranger(served.port));
+    say(waiting.back(), whole.substr(0, bytes));
+    say(stranger(served.port), whole.substr(0, bytes));  // hangs up by itself
+  }
+  EXPECT_EQ(served.client()->add("count", 1), 1);
+  for (const auto& each : waiting) EXPECT_THAT(hear(each).size(), AnyOf(0, kGreeting));  // ends when the server has hung up
+}
+
+TEST(Store, SaysThatAnotherVersionIsThere) {
+  const Served served;
+  const auto old = stranger(served.port);
+  say(old, "tessera store 2\n");
+  EXPECT_EQ(hear(old), store_protocol::kHello);
 }
 
 TEST(Store, IsThereForItsRanksWhateverStrangersDo) {
@@ -122,7 +188,8 @@ TEST(Store, IsThereForItsRanksWhateverStrangersDo) {
   for (int i = 0; i < 300; i++) silent.push_back(stranger(served.port));
   std::atomic<bool> stop = false;
   std::thread crowd([&] {
-    for (int i = 0; i < 4100 && !stop; i++) say(stranger(served.port), i % 2 == 0 ? "GET / HTTP/1.1\r\n\r\n" : store_protocol::kHello);
+    const auto hello = std::string(store_protocol::kHello), words = hello + random_secret();
+    for (int i = 0; i < 4100 && !stop; i++) say(stranger(served.port), i % 3 == 0 ? "GET / HTTP/1.1\r\n\r\n" : i % 3 == 1 ? hello : words);
   });
   const auto start = Clock::now();
   for (int i = 1; i <= 5; i++) EXPECT_EQ(served.client()->add("count", 1), i);
@@ -137,13 +204,10 @@ TEST(Store, HangsUpOnMembersThatSpeakNonsense) {
   for (const auto& nonsense : {store_protocol::pack({"no such verb"}), store_protocol::pack({"add"}), store_protocol::sized("\1\1\1\1\1"),
                                std::string("\xff\xff\xff\xff", 4)}) {
     const auto member = stranger(served.port);
-    say(member, std::string(store_protocol::kHello) + store_protocol::sized("secret") + nonsense);
-    std::string answer(100, '\0');
-    size_t count = 0;
-    for (ssize_t some = 1; some > 0; count += static_cast<size_t>(std::max<ssize_t>(some, 0))) {
-      some = ::recv(member.get(), answer.data() + count, answer.size() - count, 0);
-    }
-    EXPECT_EQ(answer.substr(0, count), store_protocol::kWelcome);
+    const auto number = random_secret();
+    const store_protocol::Numbers numbers{.client = number, .server = number_of_server(member, number)};
+    say(member, store_protocol::client_proof("secret", numbers) + nonsense);
+    EXPECT_EQ(hear(member), std::string(store_protocol::kWelcome) + store_protocol::server_proof("secret", numbers));
   }
   EXPECT_EQ(served.client()->add("count", 1), 1);
 }
@@ -171,20 +235,63 @@ TEST(Store, GivesTheReasonWhyItCanNotBeReached) {
   }
 }
 
-TEST(Store, TakesNothingElseForAStore) {
+/// Answers each peer with these words, however the peer goes on, and keeps what peers say.
+class Impostor {
+ public:
+  explicit Impostor(std::string words) : words_(std::move(words)) {}
+  ~Impostor() { stop(); }
+
   const int port = free_port();
-  const auto web = listener(port);
-  std::atomic<bool> stop = false;
-  std::thread server([&] {
-    while (!stop) {
-      const Fd peer(::accept(web.get(), nullptr, nullptr));
-      say(peer, "HTTP/1.1 400 Bad Request\r\n\r\n");
+
+  /// Ends it. Returns all that peers have said.
+  std::string stop() {
+    stop_ = true;
+    stranger(port);
+    if (server_.joinable()) server_.join();
+    return heard_;
+  }
+
+ private:
+  void serve() {
+    while (!stop_) {
+      const Fd peer(::accept(listener_.get(), nullptr, nullptr));
+      say(peer, words_);
+      heard_ += hear(peer, kGreeting + kProofBytes);
     }
-  });
-  EXPECT_THAT(trouble_at(kHost, port), HasSubstr("not a store of this version of Tessera"));
-  stop = true;
-  stranger(port);
-  server.join();
+  }
+
+  const std::string words_;
+  std::string heard_;
+  const Fd listener_ = listener(port);
+  std::atomic<bool> stop_ = false;
+  std::thread server_{[this] { serve(); }};
+};
+
+TEST(Store, TakesNothingElseForAStore) {
+  const Impostor web("HTTP/1.1 400 Bad Request\r\n\r\n"), newer("tessera store 4\n");
+  EXPECT_THAT(trouble_at(kHost, web.port), HasSubstr("not a store of this version of Tessera"));
+  EXPECT_THAT(trouble_at(kHost, newer.port), HasSubstr("one of another version of Tessera"));
+}
+
+TEST(Store, IsNotBelievedWithoutTheSecret) {
+  const auto words = std::string(store_protocol::kHello) + random_secret() + std::string(store_protocol::kWelcome) + std::string(kProofBytes, 'x');
+  Impostor impostor(words);
+  EXPECT_THAT(trouble_at(kHost, impostor.port), HasSubstr("does not know the TESSERA_SECRET of this job"));
+  EXPECT_THAT(impostor.stop(), AllOf(HasSubstr(std::string(store_protocol::kHello)), Not(HasSubstr("secret"))));
+}
+
+TEST(Store, WarnsIfAnybodyCanJoin) {
+  const auto warnings_of_rank_0 = [](const std::string& host) {
+    Warnings warnings;
+    serve_or_join({.rank = 0, .world_size = 2}, {.host = host, .port = free_port()}, {.end = Clock::now() + 10s});
+    return warnings.texts;
+  };
+  ::unsetenv("TESSERA_SECRET");
+  EXPECT_THAT(warnings_of_rank_0("0.0.0.0"), ElementsAre(HasSubstr("there is no TESSERA_SECRET, so any process that reaches port")));
+  EXPECT_THAT(warnings_of_rank_0(kHost), IsEmpty());
+  ::setenv("TESSERA_SECRET", "secret", 1);
+  EXPECT_THAT(warnings_of_rank_0("0.0.0.0"), IsEmpty());
+  ::unsetenv("TESSERA_SECRET");
 }
 
 /// The local addresses of sockets that listen at a port, as the kernel lists them.
