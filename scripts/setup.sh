@@ -54,6 +54,7 @@ missing_packages() {
     has_header jpeglib.h || echo libjpeg-dev
     has_header png.h || echo libpng-dev
     has_header webp/decode.h || echo libwebp-dev
+    has_header curl/curl.h || echo libcurl4-openssl-dev
     command -v mpirun >/dev/null || echo openmpi-bin
     if [ "${TESSERA_LONG_TESTS:-OFF}" != OFF ]; then
       command -v doxygen >/dev/null || echo doxygen

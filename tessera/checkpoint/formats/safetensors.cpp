@@ -6,7 +6,6 @@
 #include <bit>
 
 #include "tessera/base/error.h"
-#include "tessera/base/storage.h"
 #include "tessera/checkpoint/stored/catalog.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 
@@ -168,7 +167,7 @@ void SafetensorsWriter::close(std::span<const std::string> checksums) {
   tensors_.expect_none();
   file_.overwrite(kLengthBytes + header_.checksums, std::as_bytes(std::span(checksums_)));
   file_.commit();
-  if (object_path(path_)) expect_stored();
+  if (!file_.is_verified()) expect_stored();
 }
 
 void SafetensorsWriter::expect_stored() const {
