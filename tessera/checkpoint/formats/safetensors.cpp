@@ -135,7 +135,7 @@ void SafetensorsWriter::write(const at::Tensor& tensor) {
   append(tensor);
 }
 
-void SafetensorsWriter::append(const at::Tensor& values) {
+bool SafetensorsWriter::append(const at::Tensor& values) {
   const auto taken = tensors_.take(values);
   std::span<const std::byte> rest(static_cast<const std::byte*>(taken.values.const_data_ptr()), taken.values.nbytes());
   if (!checksum_) checksum_.emplace();
@@ -145,9 +145,10 @@ void SafetensorsWriter::append(const at::Tensor& values) {
     file_.write(block);
     rest = rest.subspan(block.size());
   }
-  if (!taken.ends) return;
+  if (!taken.ends) return false;
   checksums_ += Checksum::text(checksum_->value());
   checksum_.reset();
+  return true;
 }
 
 std::vector<ReservedBytes> SafetensorsWriter::reserve() {
