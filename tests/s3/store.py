@@ -65,13 +65,6 @@ def cut(request, body):
     return True
 
 
-def slow(seconds):
-    def act(request, body):
-        time.sleep(seconds)
-        return False
-    return act
-
-
 class Proxy(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
