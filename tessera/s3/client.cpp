@@ -48,6 +48,7 @@ std::string advice_for(const HttpAnswer& answer, const std::string& code, const 
   if (answer.status == 0) return "check the network, and AWS_ENDPOINT_URL if the store is not Amazon's";
   if (code == "NoSuchBucket") return "make the bucket, or check its name and AWS_ENDPOINT_URL";
   if (answer.status == 404) return "there is no such object";
+  if (answer.status == 416) return "the object has become shorter";
   if (code == "RequestTimeTooSkewed") return "set the clock of this host";
   if (answer.status / 100 == 3 || code == "AuthorizationHeaderMalformed")
     return region.empty() ? "set AWS_REGION to the region of the bucket" : fmt::format("set AWS_REGION to {}", printable(region));

@@ -29,17 +29,21 @@ constexpr auto kUploadName = "x-amz-meta-tessera-upload";
 /// Runs tasks on threads of their own, at most kConnections at a time, and ends them in their order.
 class Lanes : NoCopy {
  public:
-  ~Lanes() {
-    for (auto& task : tasks_) task.thread.join();
-  }
+  ~Lanes() { drop_all(); }
   void add(std::function<void()> act) {
     if (tasks_.size() == kConnections) end_first();
     std::packaged_task<void()> task(std::move(act));
     auto result = task.get_future();
     tasks_.push_back({.thread = quiet_thread(std::move(task)), .result = std::move(result)});
   }
+  /// Throws the error of the first task that failed.
   void end_all() {
     while (!tasks_.empty()) end_first();
+  }
+  /// Waits for the tasks, however they end.
+  void drop_all() {
+    for (auto& task : tasks_) task.thread.join();
+    tasks_.clear();
   }
 
  private:
@@ -85,10 +89,7 @@ class S3Upload : public Upload, NoCopy {
 
   ~S3Upload() override {
     if (id_.empty() || is_complete_) return;
-    try {
-      lanes_.end_all();
-    } catch (const std::exception&) {  // the upload has failed already
-    }
+    lanes_.drop_all();  // a part that arrives later would stay in the store
     try {
       auto request = request_for_object("DELETE", name_);
       request.query = "uploadId=" + url_encoded(id_);
