@@ -35,7 +35,7 @@ bool is_done(const Request& request, const HttpAnswer& answer) {
 }
 
 bool may_succeed_later(const HttpAnswer& answer) {
-  constexpr std::array kPassing = {"", "InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout", "Throttling"};
+  constexpr std::array kPassing = {"", "InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout", "Throttling", "BadDigest"};
   const auto status = answer.status;
   if (status == 0) return !answer.is_lasting;
   if (status == 429 || status == 500 || status == 502 || status == 503 || status == 504) return true;

@@ -1,4 +1,5 @@
 """A real server of S3, moto's, with a proxy before it that checks every signature by botocore and makes the faults that a test asks for."""
+import base64
 import contextlib
 import dataclasses
 import http.client
@@ -12,6 +13,7 @@ import threading
 import time
 import typing
 import urllib.parse
+import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ROOT / "build/python/s3"
@@ -73,6 +75,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.store_port, self.credentials = store_port, credentials  # secrets and tokens by id
         self.faults, self.requests, self.lock = [], [], threading.Lock()
+        self.compares = False  # the checksums of what comes, as Amazon's does and moto's does not
         self.botocore = import_botocore()
 
     @property
@@ -160,8 +163,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if wrong:
             return self.answer(403, f"<Error><Code>SignatureDoesNotMatch</Code><Message>{wrong}</Message></Error>".encode())
         if not any(act(self, body) for act in acts):
-            number, headers, text = self.forward(body)
-            self.answer(number, text, headers)
+            self.take(body)
+
+    def take(self, body):
+        told = self.headers.get("x-amz-checksum-crc32")
+        is_checked = told and self.server.compares
+        if is_checked and told != base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode():
+            return self.answer(400, b"<Error><Code>BadDigest</Code></Error>")
+        number, headers, text = self.forward(body)
+        return self.answer(number, text, headers + ([("x-amz-checksum-crc32", told)] if is_checked else []))
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_request
 
