@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/base/storage.h"
 #include "tessera/base/words.h"
 
 namespace tessera::vision {
@@ -15,7 +14,6 @@ namespace {
 
 constexpr uint64_t kTarBlock = 512;
 constexpr uint64_t kTarWindow = 4096;  // is read at once: mostly a short file and the headers around it are in it
-constexpr uint64_t kStoredWindow = uint64_t{64} << 20;  // the same in a store, where a request takes as long as megabytes
 constexpr uint64_t kTarBeginning = 15;
 constexpr uint64_t kLongestRecord = 1 << 20;  // the most bytes of a long name, or of records of pax
 
@@ -89,7 +87,7 @@ class TarReader {
   /// Up to the next call.
   std::string_view bytes_at(uint64_t begin, uint64_t count) {
     if (begin < window_begin_ || begin + count > window_begin_ + window_.size()) {
-      window_.resize(std::min(object_path(file_.path()) ? kStoredWindow : kTarWindow, file_.size() - begin));
+      window_.resize(std::min(kTarWindow, file_.size() - begin));
       window_begin_ = begin;
       file_.read(window_.data(), window_.size(), begin);
     }

@@ -89,16 +89,16 @@ class Checkpoints(OnStore):
         self.assertIn("is whole: 3 files, 2 tensors", self.ckpt("verify", self.run_at))
         self.assertIn("512", self.ckpt("inspect", second))
         self.ckpt("diff", model, second)
-        hub, file = f"{self.run_at}/hub", f"{self.run_at}.safetensors"
+        hub, file = f"{self.run_at}-hub", f"{self.run_at}.safetensors"
         self.ckpt("convert", second, hub, "--to", "hub", "--max-shard-size", "600KB")
         self.ckpt("diff", model, hub)
-        self.ckpt("convert", hub, file)
+        self.ckpt("convert", hub, file, "--to", "safetensors")
         self.ckpt("diff", model, file)
         self.ckpt("consolidate", self.run_at)
         self.ckpt("diff", model, self.run_at + "_consolidated.safetensors")
-        self.ckpt("convert", file, self.folder / "back.safetensors")
+        self.ckpt("convert", file, self.folder / "back.safetensors", "--to", "safetensors")
         self.ckpt("diff", model, self.folder / "back.safetensors")
-        self.assertIn("in an object store", self.ckpt("convert", second, self.run_at + ".pth", status=1))
+        self.assertIn("in an object store", self.ckpt("convert", second, self.run_at + ".pth", "--to", "torch", status=1))
         self.ckpt("prune", self.run_at, "--keep-last", 1)
         self.ckpt("verify", first, status=1)
         self.assertIn("is whole", self.ckpt("verify", second))
@@ -125,11 +125,11 @@ class Faults(OnStore):
     def test_an_upload_whose_end_was_not_heard_is_complete(self):
         model = self.model(24)
         with self.store.fault("POST .*uploadId=", lost, times=1), self.store.fault("POST .*uploadId=", status(404, "NoSuchUpload"), times=2, after=1):
-            self.ckpt("convert", model, f"{self.run_at}.safetensors")
+            self.ckpt("convert", model, f"{self.run_at}.safetensors", "--to", "safetensors")
         self.ckpt("diff", model, f"{self.run_at}.safetensors")
         # Here nothing was completed, and an object of that name is another one.
         with self.store.fault("POST .*uploadId=", status(404, "NoSuchUpload")):
-            self.assertIn("NoSuchUpload", self.ckpt("convert", self.model(24, seed=1), f"{self.run_at}.safetensors", status=1))
+            self.assertIn("NoSuchUpload", self.ckpt("convert", self.model(24, seed=1), f"{self.run_at}.safetensors", "--to", "safetensors", status=1))
         self.ckpt("diff", model, f"{self.run_at}.safetensors")
 
     def test_bytes_that_change_on_their_way(self):
@@ -151,10 +151,10 @@ class Faults(OnStore):
 
     def test_an_error_in_an_answer_200(self):
         with self.store.fault("POST .*uploadId=", status(200)) as passing:
-            self.ckpt("convert", self.model(24), f"{self.run_at}.safetensors")
+            self.ckpt("convert", self.model(24), f"{self.run_at}.safetensors", "--to", "safetensors")
         self.assertEqual(passing.hits, 1)
         with self.store.fault("POST .*uploadId=", status(200, "InvalidPart"), times=9) as lasting:
-            self.assertIn("InvalidPart", self.ckpt("convert", self.model(24), f"{self.run_at}-other.safetensors", status=1))
+            self.assertIn("InvalidPart", self.ckpt("convert", self.model(24), f"{self.run_at}-other.safetensors", "--to", "safetensors", status=1))
         self.assertEqual(lasting.hits, 1)
         self.assertIn("DELETE", self.store.requests[-1])  # its parts
 
@@ -246,7 +246,7 @@ class Settings(OnStore):
         super().setUp()
         type(self).place = "s3://bucket/model.safetensors"
         if not any("PUT /bucket/model" in line for line in self.store.requests):
-            self.ckpt("convert", self.model(1), self.place)
+            self.ckpt("convert", self.model(1), self.place, "--to", "safetensors")
         self.store.credentials["TEMPORARY"] = ("hidden key", "hidden token")
         self.bare = {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}
 
