@@ -25,11 +25,14 @@ class ReadAhead {
   ReadAhead(ObjectPath object, uint64_t size) : object_(std::move(object)), size_(size) {}
 
   void read(void* to, uint64_t count, uint64_t offset) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     const auto before = std::exchange(end_, offset + count);
     const bool is_here = offset >= begin_ && offset + count <= begin_ + window_.size();
     const bool goes_on = offset >= before && offset - before < kMostAhead / 2 && count < kMostAhead && offset + count <= size_;
-    if (!is_here && !goes_on) return object_.storage->read(object_.name, offset, {static_cast<std::byte*>(to), count});
+    if (!is_here && !goes_on) {
+      lock.unlock();
+      return object_.storage->read(object_.name, offset, {static_cast<std::byte*>(to), count});
+    }
     if (!is_here) {
       std::vector<std::byte> next(std::max(count, std::min(ahead_, size_ - offset)));
       object_.storage->read(object_.name, offset, next);
