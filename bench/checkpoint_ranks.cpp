@@ -67,6 +67,15 @@ void run(const std::filesystem::path& folder, int64_t width, int64_t layers) {
     if (world.rank() == 0) fmt::print("{}\n", row.dump());
   };
 
+  if (folder.string().starts_with("s3:")) {  // bench/s3
+    double least = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < 3; i++) {
+      const auto name = folder / std::to_string(i);
+      least = std::min(least, seconds_of_slowest(world, [&] { checkpoint::save(name, contents, world); }));
+    }
+    report("save native", least);
+    return report("load", seconds_of_slowest(world, [&] { checkpoint::load(folder / "0", contents, world); }));
+  }
   const auto own = at::ones({bytes / world.size()}, at::kByte), copy = at::zeros_like(own);
   report("memcpy", seconds_of_slowest(world, [&] { std::memcpy(copy.data_ptr(), own.data_ptr(), own.nbytes()); }));
   const auto report_write = [&](const std::string& operation, const at::Tensor& part) {

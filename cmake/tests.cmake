@@ -420,6 +420,17 @@ if(TARGET imagenet AND Libtorch_PYTHON)
   endforeach()
 endif()
 
+# Paths s3:// against a real server of S3, with faults.
+if(CURL_FOUND AND EXISTS "${PROJECT_SOURCE_DIR}/build/python/s3/moto")
+  foreach(_part IN ITEMS Checkpoints Faults Losses Settings)
+    other_test(s3/${_part} COMMAND "${PROJECT_SOURCE_DIR}/build/python/bin/python" "${PROJECT_SOURCE_DIR}/tests/s3/s3.py"
+      $<TARGET_FILE:tessera_cli> $<TARGET_FILE:mnist> ${_part})
+    set_tests_properties(s3/${_part} PROPERTIES TIMEOUT 200)
+  endforeach()
+else()
+  message(STATUS "libcurl 7.88 or moto is not there: the tests of s3:// are left out")
+endif()
+
 # Launchers that others wrote.
 find_program(MPIRUN NAMES mpiexec.openmpi mpirun)
 if(MPIRUN)

@@ -53,7 +53,7 @@ inline tessera::TrainerOptions options_of(const ExampleFlags& flags, bool nested
 /// Puts the last checkpoint together as a file, and returns its name: empty if there is none, or if that is not wanted.
 inline std::string consolidate(const tessera::train::Run& run, const ExampleFlags& flags, const tessera::Trainer& trainer) {
   if (!run.last_checkpoint() || flags.no_consolidation) return {};
-  auto file = flags.run.prefix.string() + "_consolidated.pth";
+  const auto file = tessera::checkpoint::consolidated_name(flags.run.prefix).string();
   tessera::checkpoint::consolidate(*run.last_checkpoint(), file, trainer.world());
   return file;
 }

@@ -54,6 +54,7 @@ missing_packages() {
     has_header jpeglib.h || echo libjpeg-dev
     has_header png.h || echo libpng-dev
     has_header webp/decode.h || echo libwebp-dev
+    has_header curl/curl.h || echo libcurl4-openssl-dev
     { command -v mpirun && command -v mpicc.openmpi; } >/dev/null || echo openmpi-bin libopenmpi-dev
     { command -v mpiexec.hydra && command -v mpicc.mpich; } >/dev/null || echo mpich libmpich-dev
     [ -x /usr/sbin/tc ] || [ -x /sbin/tc ] || command -v tc >/dev/null || echo iproute2
@@ -207,6 +208,19 @@ install_tensorboard() {
   fi
 }
 
+# A server of object stores, in a folder that only its tests look into; without it they are left out.
+install_object_store() {
+  build/python/bin/python -c "import sys; from importlib.metadata import version as v; sys.path.append('build/python/s3'); assert v('moto') == '5.2.5'; import flask_cors" \
+    2>/dev/null && return 0
+  begin "installing moto into build/python"
+  rm -rf build/python/s3
+  if pip_install --target build/python/s3 "moto[s3]==5.2.5" flask flask-cors; then
+    end "installed moto into build/python"
+  else
+    say "going on without moto: the tests of s3:// are left out"
+  fi
+}
+
 # Plugins of XLA for CPUs, one of them with the header that XLA devices are built with; without them those are left out.
 install_xla_plugins() {
   build/python/bin/python -c "from importlib.metadata import version as v; assert v('xla-cpu-pjrt') == '0.0.1' and v('lammps-jax-pjrt-cpu') == '0.11.2'" \
@@ -311,7 +325,7 @@ setup() {
     TESSERA_TORCH=$PWD/build/cuda/torch
   fi
   install_readers "$purpose"
-  [ "$purpose" != tests ] || { install_peers; install_vision_peers; install_tensorboard; install_xla_plugins; install_site; }
+  [ "$purpose" != tests ] || { install_peers; install_vision_peers; install_tensorboard; install_object_store; install_xla_plugins; install_site; }
   if [ "$purpose" = tests ] && [ "$long" != OFF ]; then
     # Next time, what can't be installed now is tried again.
     install_weights || long=incomplete

@@ -10,6 +10,7 @@ import sys
 
 ROOMS = {
     "base": set(),
+    "s3": {"base"},
     "config": {"base"},
     "comm": {"base"},
     "shard": {"base", "comm"},

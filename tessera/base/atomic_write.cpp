@@ -100,6 +100,8 @@ class NewFile::Uploading {
     upload_->complete();
   }
 
+  bool is_verified() const { return upload_->is_verified(); }
+
   [[noreturn]] void refuse(const char* why) const {
     throw IoError("{} can't be in an object store, because {}; save in Tessera's format there, or on a disk", path_, why);
   }
@@ -187,6 +189,10 @@ void NewFile::commit() {
   give_name(part_, path_);
   fd_ = Fd();
   make_last(path_);
+}
+
+bool NewFile::is_verified() const {
+  return !uploading_ || uploading_->is_verified();
 }
 
 void write_text(const fs::path& path, std::string_view text) {

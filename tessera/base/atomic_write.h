@@ -38,6 +38,8 @@ class NewFile : NoCopy {
   void overwrite(uint64_t offset, std::span<const std::byte> bytes);
   /// Syncs to disk: once it has returned, the file survives a loss of power.
   void commit();
+  /// Whether nobody need read the file again to know that it is as written. Call it after commit().
+  bool is_verified() const;
 
  private:
   class Uploading;

@@ -98,9 +98,9 @@ std::string page() {
   text << "# Environment variables\n\n"
           "All variables of Tessera itself. Any other variable whose name begins with `TESSERA_` has no effect: `tessera launch` and\n"
           "rank 0 print a warning that suggests the most similar name. An empty value counts as unset. The variables of launchers\n"
-          "(`RANK`, `WORLD_SIZE`, ...) are described in [communication](../communication.md) and [launching](../launching.md). This page is\n"
-          "generated from `tessera/base/env_table.cpp` and, for the variables of keys, `tessera/config/keys.cpp`:\n"
-          "`TESSERA_TEST_WRITE_PAGES=1 ./check base/env`.\n\n";
+          "(`RANK`, `WORLD_SIZE`, ...) are described in [communication](../communication.md) and [launching](../launching.md), those of\n"
+          "AWS in [checkpoints](../checkpoints.md#object-stores). This page is generated from `tessera/base/env_table.cpp` and, for the\n"
+          "variables of keys, `tessera/config/keys.cpp`: `TESSERA_TEST_WRITE_PAGES=1 ./check base/env`.\n\n";
   write_table(text, false);
   text << "\n## For tests\n\n";
   write_table(text, true);

@@ -44,6 +44,10 @@ std::optional<ObjectPath> object_path(const std::filesystem::path& path) {
   if (found == all.end()) {
     const bool is_meant = text.compare(colon, 3, "://") == 0 && text.find('/') == colon + 1;
     if (!is_meant) return std::nullopt;
+    if (text.starts_with("s3:")) {
+      throw ConfigError("{}: this build has no s3://, because CMake did not find libcurl 7.88 or newer (libcurl4-openssl-dev); build it again",
+                        text);
+    }
     throw UsageError("{}: there is no storage {}://; add one by tessera::use_storage", text, text.substr(0, colon));
   }
   const auto begin = std::min(text.find_first_not_of('/', colon + 1), text.size());

@@ -26,6 +26,8 @@ class Upload {
   virtual void write(int part, std::span<const std::byte> bytes) = 0;
   /// Makes the whole object appear, and replaces an object of the same name. The object must last from then on.
   virtual void complete() = 0;
+  /// Whether the store itself has compared all bytes of the complete object with checksums. If not, the object is read again.
+  virtual bool is_verified() const { return false; }
 };
 
 /// The interface of a store. Any thread may call it. Failures are exceptions; IoError is for failures that users can fix. Once an upload is

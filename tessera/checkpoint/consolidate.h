@@ -12,6 +12,9 @@ namespace tessera::checkpoint {
 /// Throws UsageError if consolidate() can't write a file with the extension of this name.
 void expect_known_ending(const std::filesystem::path& save_path);
 
+/// The usual name of such a file: PREFIX_consolidated.pth, or .safetensors in an object store, where no .pth can be written.
+std::filesystem::path consolidated_name(const std::filesystem::path& prefix);
+
 /// Writes the model of a checkpoint of any format to one file. If the name ends in .pth, .pt or .bin, writes {"model": ...} as torch.save
 /// does; if the name ends in .safetensors or has no extension, writes safetensors; throws UsageError for other extensions. Runs in one
 /// process, without a world, and needs memory for one parameter at a time. In a safetensors file, a tied parameter is saved under its first

@@ -106,6 +106,10 @@ void expect_known_ending(const fs::path& save_path) {
   if (!row_of(Format::Torch).has_ending(save_path)) expect_ending_of(save_path, Format::Safetensors);
 }
 
+fs::path consolidated_name(const fs::path& prefix) {
+  return prefix.string() + "_consolidated" + (object_path(prefix) ? ".safetensors" : ".pth");
+}
+
 Converted consolidate(const fs::path& checkpoint, const fs::path& save_path, const ConvertProgress& progress) {
   expect_known_ending(save_path);
   const bool is_torch = row_of(Format::Torch).has_ending(save_path);

@@ -14,11 +14,13 @@
 #include <thread>
 
 #include "tessera/base/atomic_write.h"
+#include "tessera/base/disk_memory.h"
 #include "tessera/base/error.h"
 #include "tessera/base/fd.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/input_file.h"
 #include "tessera/base/no_copy.h"
+#include "tessera/base/storage.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/formats/safetensors.h"
@@ -378,13 +380,21 @@ Tokenized tokenize(std::span<const fs::path> inputs, const fs::path& out, const 
 
 struct TokenFile::Mapping : NoCopy {
   Mapping(const fs::path& path, uint64_t size) : size(size) {
+    if (object_path(path)) {
+      copy = allocate_on_disk(size, {}, path.native());
+      InputFile(path).read(data = copy.get(), size, 0);
+      return;
+    }
     const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!file) throw IoError("can't open {}: {}", path, std::strerror(errno));
     data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
     if (data == MAP_FAILED) throw IoError("can't map {} into memory: {}", path, std::strerror(errno));
   }
-  ~Mapping() { ::munmap(data, size); }
+  ~Mapping() {
+    if (!copy) ::munmap(data, size);
+  }
 
+  at::DataPtr copy;  // of an object in a store
   void* data;
   uint64_t size;
 };

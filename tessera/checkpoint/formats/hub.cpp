@@ -202,14 +202,22 @@ std::vector<ReservedBytes> HubWriter::reserve() {
   return reserved;
 }
 
-void HubWriter::write(const at::Tensor& tensor) {
+SafetensorsWriter& HubWriter::next_file() {
   if (writers_.empty()) begin_file();
   if (written_ == shards_[writers_.size() - 1].size()) {
     close_file();
     begin_file();
   }
-  writers_.back().write(tensor);
+  return writers_.back();
+}
+
+void HubWriter::write(const at::Tensor& tensor) {
+  next_file().write(tensor);
   written_++;
+}
+
+void HubWriter::append(const at::Tensor& values) {
+  if (next_file().append(values)) written_++;
 }
 
 void HubWriter::close(std::span<const std::string> checksums) {

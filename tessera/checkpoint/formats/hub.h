@@ -57,7 +57,9 @@ class HubWriter {
 
   /// Writes the next tensor, in the order of the entries. One file is open at a time.
   void write(const at::Tensor& tensor);
-  /// Instead of write(): reserves bytes for each tensor, which other processes fill.
+  /// Writes the next values, in row-major order, of a tensor that comes in pieces.
+  void append(const at::Tensor& values);
+  /// Instead of write() and append(): reserves bytes for each tensor, which other processes fill.
   std::vector<ReservedBytes> reserve();
   /// Completes the model. After reserve(), takes the checksums of all tensors, in the order of the entries.
   void close(std::span<const std::string> checksums = {});
@@ -65,6 +67,8 @@ class HubWriter {
 
  private:
   SafetensorsWriter& begin_file();
+  /// The file of the next tensor.
+  SafetensorsWriter& next_file();
   void close_file(std::span<const std::string> checksums = {});
   void write_index() const;
   /// Whether the index in the folder names the new files.

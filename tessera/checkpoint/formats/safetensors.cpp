@@ -6,7 +6,6 @@
 #include <bit>
 
 #include "tessera/base/error.h"
-#include "tessera/base/storage.h"
 #include "tessera/checkpoint/stored/catalog.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 
@@ -136,7 +135,7 @@ void SafetensorsWriter::write(const at::Tensor& tensor) {
   append(tensor);
 }
 
-void SafetensorsWriter::append(const at::Tensor& values) {
+bool SafetensorsWriter::append(const at::Tensor& values) {
   const auto taken = tensors_.take(values);
   std::span<const std::byte> rest(static_cast<const std::byte*>(taken.values.const_data_ptr()), taken.values.nbytes());
   if (!checksum_) checksum_.emplace();
@@ -146,9 +145,10 @@ void SafetensorsWriter::append(const at::Tensor& values) {
     file_.write(block);
     rest = rest.subspan(block.size());
   }
-  if (!taken.ends) return;
+  if (!taken.ends) return false;
   checksums_ += Checksum::text(checksum_->value());
   checksum_.reset();
+  return true;
 }
 
 std::vector<ReservedBytes> SafetensorsWriter::reserve() {
@@ -168,7 +168,7 @@ void SafetensorsWriter::close(std::span<const std::string> checksums) {
   tensors_.expect_none();
   file_.overwrite(kLengthBytes + header_.checksums, std::as_bytes(std::span(checksums_)));
   file_.commit();
-  if (object_path(path_)) expect_stored();
+  if (!file_.is_verified()) expect_stored();
 }
 
 void SafetensorsWriter::expect_stored() const {

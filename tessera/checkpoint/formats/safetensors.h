@@ -87,8 +87,8 @@ class SafetensorsWriter {
                     const std::map<std::string, std::string>& metadata = {});
 
   void write(const at::Tensor& tensor);
-  /// Writes the next values, in row-major order, of a tensor that comes in pieces.
-  void append(const at::Tensor& values);
+  /// Writes the next values, in row-major order, of a tensor that comes in pieces. Returns whether they were its last.
+  bool append(const at::Tensor& values);
   /// Instead of write() and append(): reserves bytes for each tensor, which other processes fill.
   std::vector<ReservedBytes> reserve();
   /// Calls NewFile::set_aside(), for writers of many files that other processes fill.

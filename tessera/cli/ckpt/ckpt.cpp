@@ -24,7 +24,7 @@ namespace {
 int consolidate(const std::string& given, const std::string& suffix, std::string save_path) {
   const auto prefix = without_slashes(given);
   const auto place = resolve_rank_files(prefix, suffix);
-  if (save_path.empty()) save_path = prefix + "_consolidated.pth";
+  if (save_path.empty()) save_path = checkpoint::consolidated_name(prefix).string();
   const auto done = checkpoint::consolidate(place, save_path, megabyte_bar("consolidating"));
   fmt::print("{} -> {}: {}, {}; {}\n", place.string(), save_path, counted(done.tensors, "tensor"), counted(done.bytes, "byte"),
              counted(done.parameters, "parameter"));
