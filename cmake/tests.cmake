@@ -377,6 +377,7 @@ other_test(house/rooms COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/test
 other_test(cli/launch_test SAYS "launch: 3 ranks.*.rank 0. shm: 3 ranks.*.rank 0.   errors +ok"
   COMMAND $<TARGET_FILE:tessera_cli> launch --nproc-per-node 3 $<TARGET_FILE:tessera_cli> test)
 other_test(cli/test SAYS "all transports keep their promises" COMMAND $<TARGET_FILE:tessera_cli> test)
+other_test(cli/test_speed SAYS "shm: 2 ranks.*computing.*within a host, bandwidth.*slow:" COMMAND $<TARGET_FILE:tessera_cli> test --speed --transport shm)
 other_test(cli/test_on_a_full_disk STATUS 1 SAYS "standard output can't be written: No space left on device"
   COMMAND sh -c "'$<TARGET_FILE:tessera_cli>' test --transport self >/dev/full")
 other_test(cli/nine_ranks SAYS "threads: 9 ranks.*all transports keep" COMMAND $<TARGET_FILE:tessera_cli> test --transport threads --ranks 9)
