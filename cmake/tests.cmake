@@ -448,6 +448,11 @@ if(Libtorch_PYTHON)
     COMMAND ${Libtorch_PYTHON} -m torch.distributed.run --standalone --no-python --nproc-per-node 1 $<TARGET_FILE:tessera_cli> ckpt inspect no/such/checkpoint)
 endif()
 
+if(MPIRUN AND Libtorch_PYTHON)
+  other_test(guides/clusters_mpirun.sh COMMAND "${Libtorch_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/guides/clusters.py" "${PROJECT_SOURCE_DIR}"
+    $<TARGET_FILE_DIR:mnist> mpirun.sh)
+endif()
+
 # One training by every launcher has the same losses. With --long also by MPICH's and by a Slurm of two nodes, which the test makes.
 if(MPIRUN AND Libtorch_PYTHON)
   set(_long "")
@@ -499,6 +504,15 @@ other_test(install/package COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/
 
 # The pages: their listings stand in the examples, and their command lines are run as a reader would.
 other_test(guides/listings COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" listings "${PROJECT_SOURCE_DIR}")
+find_program(BASH bash)
+other_test(guides/scaling COMMAND ${BASH} -c "set -o pipefail && bench/scaling --tables | (! grep -Fxv -f docs/scaling.md)")
+set_tests_properties(guides/scaling PROPERTIES WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+if(Libtorch_PYTHON)  # which reads YAML
+  foreach(_job IN ITEMS slurm.sh kubernetes.yaml)
+    other_test(guides/clusters_${_job} COMMAND "${Libtorch_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/guides/clusters.py" "${PROJECT_SOURCE_DIR}"
+      $<TARGET_FILE_DIR:mnist> ${_job})
+  endforeach()
+endif()
 other_test(guides/mistakes COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/mistakes.py" "${PROJECT_BINARY_DIR}")
 file(GLOB _pages CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/docs/*.md")
 if(NOT PJRT_INCLUDE_DIR)
