@@ -197,11 +197,11 @@ double milliseconds(Clock::time_point begin) {
   return 1e3 * bench::seconds_since(begin);
 }
 
-/// Bytes that this rank has sent in the world and in the groups that a mesh has made of it.
-uint64_t bytes_sent(const Communicator& world) {
+/// Bytes that this rank has sent in the world and in the groups that a mesh has made of it: all, or those to other hosts.
+uint64_t bytes_sent(const Communicator& world, uint64_t Traffic::* which) {
   uint64_t all = 0;
-  for (const auto operation : {Operation::AllGather, Operation::ReduceScatter, Operation::AllReduce}) all += world.traffic(operation).bytes;
-  for (const auto& part : world.parts()) all += bytes_sent(part);
+  for (const auto operation : {Operation::AllGather, Operation::ReduceScatter, Operation::AllReduce}) all += world.traffic(operation).*which;
+  for (const auto& part : world.parts()) all += bytes_sent(part, which);
   return all;
 }
 
@@ -228,6 +228,8 @@ void run(const Flags& flags) {
   if (flags.qlora) nn::quantize(*subject.module);
   if (flags.lora || flags.qlora) lora::apply(*subject.module, {.r = 8});
   if (flags.model == "gpt") set_start_values(*subject.module);
+  size_t parameter_bytes = 0;
+  for (const auto& parameter : subject.module->parameters()) parameter_bytes += parameter.nbytes();
   if (!flags.whole) {
     ShardOptions options{.mesh = flags.by_host ? Mesh::by_host(world) : Mesh(world)};
     if (flags.zero == 2) options.reshard_after_forward = false;
@@ -296,7 +298,7 @@ void run(const Flags& flags) {
                         {"min_ms", std::ranges::min(times, {}, &Times::all).all},
                         {"pass_ms", std::ranges::min(times, {}, &Times::pass).pass},
                         {"queued_ms", median_of<&Times::queued>(times)},
-                        {"bytes_per_step", bytes_sent(world) / static_cast<uint64_t>(std::max(1, flags.steps))},
+                        {"bytes_per_step", bytes_sent(world, &Traffic::bytes) / static_cast<uint64_t>(std::max(1, flags.steps))},
                         {"operators", operators}};
   if (kind != c10::kCPU) {
     // Measures steps as in training, where the host does not wait for the device between steps.
@@ -314,6 +316,9 @@ void run(const Flags& flags) {
     row["peak_mb"] = static_cast<double>(stats.allocated_bytes[0].peak) / 1e6;  // the first is the sum over all pools
     row["reserved_mb"] = static_cast<double>(stats.reserved_bytes[0].peak) / 1e6;
   }
+  const auto across = static_cast<double>(bytes_sent(world, &Traffic::across));
+  row["across_per_step"] = bench::over_ranks(world, across, Reduce::Sum, flags.whole ? c10::kCPU : device) / std::max(1, flags.steps);
+  row["parameter_bytes"] = parameter_bytes;
   row["pss_mb"] = bench::over_ranks(world, bench::own_megabytes(), Reduce::Sum, flags.whole ? c10::kCPU : device);
   row["loss"] = loss.item<double>();
   if (world.rank() == 0) fmt::print("{}\n", row.dump());

@@ -141,6 +141,7 @@ foreach(_program IN LISTS _test_programs)
 endforeach()
 
 add_dependencies(test_cli tessera_cli tessera_cli_models)
+target_sources(test_cli PRIVATE "${PROJECT_SOURCE_DIR}/tessera/cli/speed.cpp")  # whose report of given numbers is tested
 if(PJRT_INCLUDE_DIR)
   add_dependencies(test_cli tessera_cli_xla)
 endif()

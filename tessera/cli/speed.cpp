@@ -60,7 +60,7 @@ std::string computing_text(double value) {
 
 /// A row of the table: the best, the median and the worst of the values, and whose the worst is.
 template <class Value>
-SpeedRow row_of(std::string name, size_t count, std::span<const double> values, bool (*better)(double, double), Value text,
+SpeedRow speed_row(std::string name, size_t count, std::span<const double> values, bool (*better)(double, double), Value text,
                 const std::function<std::string(size_t)>& whose) {
   const auto worst = std::ranges::max_element(values, better) - values.begin();
   const auto best = std::ranges::min_element(values, better) - values.begin();
@@ -157,7 +157,7 @@ std::vector<std::vector<RankPair>> rounds_of_pairs(const Topology& topology) {
   std::set<std::pair<int, int>> met;
   for (int distance = 1; distance < hosts; distance *= 2) {
     for (int host = 0; host < hosts; host++) {
-      const auto [one, other] = std::minmax(host, (host + distance) % hosts);
+      const auto [one, other] = std::minmax({host, (host + distance) % hosts});
       if (!met.emplace(one, other).second) continue;
       const auto here = topology.ranks_on(one), there = topology.ranks_on(other);
       for (size_t i = 0; i < std::max(here.size(), there.size()); i++) {
@@ -189,7 +189,7 @@ std::string speed_report(const Speeds& speeds) {
   std::vector<SpeedRow> rows = {{"", "number", "best", "median", "worst", ""}};
   std::vector<std::pair<int, double>> computing;
   for (int rank = 0; rank < std::ssize(speeds.computing); rank++) computing.emplace_back(rank, speeds.computing[rank]);
-  rows.push_back(row_of("computing", speeds.computing.size(), speeds.computing, more_is_better, computing_text,
+  rows.push_back(speed_row("computing", speeds.computing.size(), speeds.computing, more_is_better, computing_text,
                         [&](size_t i) { return "rank " + name_of_rank(speeds, static_cast<int>(i)); }));
   std::vector<std::string> slow = {name_slow(speeds, computing, "computes at")};
   for (const bool across : {false, true}) {
@@ -207,8 +207,8 @@ std::string speed_report(const Speeds& speeds) {
       bandwidths.push_back(pair.bandwidth);
       latencies.push_back(pair.latency);
     }
-    rows.push_back(row_of(where + ", bandwidth", pairs.size(), bandwidths, more_is_better, bandwidth_text, whose));
-    rows.push_back(row_of(where + ", latency", pairs.size(), latencies, less_is_better, latency_text, whose));
+    rows.push_back(speed_row(where + ", bandwidth", pairs.size(), bandwidths, more_is_better, bandwidth_text, whose));
+    rows.push_back(speed_row(where + ", latency", pairs.size(), latencies, less_is_better, latency_text, whose));
     slow.push_back(name_slow(speeds, by_rank(speeds, pairs, [](const RankPair& pair) { return pair.bandwidth; }), "sends " + where + " at"));
     slow.push_back(
         name_slow(speeds, by_rank(speeds, pairs, [](const RankPair& pair) { return 1 / pair.latency; }), "answers " + where + " at"));
