@@ -54,7 +54,7 @@ def two_levels(cluster, size):
     """Every part crosses the network once for each other host; within the host it goes through shared memory."""
     if cluster.hosts == 1:
         return shared_memory(cluster, size)
-    agreement = 2 * cluster.inner.latency + turns(cluster.hosts) * (cluster.outer.latency + cluster.message)
+    agreement = 2 * cluster.inner.latency + math.ceil(math.log2(cluster.hosts)) * (cluster.outer.latency + cluster.message)
     network = size * (cluster.hosts - 1) / cluster.hosts / cluster.outer.bandwidth
     return agreement + cluster.outer.latency + (cluster.hosts - 1) * cluster.message + network + shared_memory(cluster, size)
 
@@ -113,25 +113,32 @@ def hybrid(gather, reduce, all_reduce, hosts=1):
     return Strategy(gather and (lambda cluster, size: gather(group(cluster), size)), reduce_all)
 
 
-HOST = {
-    "one level": Strategy(one_level, one_level),
-    "two levels": Strategy(two_levels, two_levels),
-    "node-shared": Strategy(into_shared_memory, two_levels, again=False),
-    "ZeRO-2": Strategy(two_levels, two_levels, again=False),
-    "hybrid": hybrid(None, shared_memory, lambda cluster, size: 2 * one_level(cluster, size)),
-}
+def on_hosts(width):
+    """For values of `width` bytes; over two levels, the sums of hosts travel in float32."""
+
+    def sums(cluster, size):
+        return two_levels(cluster, size * 4 / width)
+
+    return {
+        "one level": Strategy(one_level, one_level),
+        "two levels": Strategy(two_levels, sums),
+        "node-shared": Strategy(into_shared_memory, sums, again=False),
+        "ZeRO-2": Strategy(two_levels, sums, again=False),
+        "hybrid": hybrid(None, shared_memory, lambda cluster, size: 2 * one_level(cluster, size)),
+    }
 
 
 def best_all_reduce(cluster, size):
     return min(2 * ring(cluster, size), tree(cluster, size))
 
 
-DEVICES = {
-    "full shard": Strategy(ring, ring),
-    "ZeRO-2": Strategy(ring, ring, again=False),
-    "hybrid of 8 hosts": hybrid(ring, ring, best_all_reduce, hosts=8),
-    "hybrid": hybrid(ring, ring, best_all_reduce),
-}
+def on_devices():
+    return {
+        "full shard": Strategy(ring, ring),
+        "ZeRO-2": Strategy(ring, ring, again=False),
+        "hybrid of 8 hosts": hybrid(ring, ring, best_all_reduce, hosts=8),
+        "hybrid": hybrid(ring, ring, best_all_reduce),
+    }
 
 
 class _Clock:
