@@ -86,6 +86,11 @@ Work Communicator::all_gather(std::span<const Piece> pieces, Subject subject, st
   return run({.operation = Operation::AllGather, .pieces = {pieces.begin(), pieces.end()}, .operands = operands}, subject);
 }
 
+Work Communicator::all_gather_on_host(std::span<const Piece> pieces, const Subject& subject) const {
+  if (traits().levels == 1) throw UsageError("only groups over two levels gather to memory that the ranks of a host share");
+  return run({.operation = Operation::AllGather, .pieces = {pieces.begin(), pieces.end()}, .whole_of = Among::Host}, subject);
+}
+
 Work Communicator::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, Subject subject) const {
   return run({.operation = Operation::ReduceScatter, .pieces = {pieces.begin(), pieces.end()}, .reduction = reduction}, subject);
 }
@@ -248,16 +253,16 @@ uint64_t Communicator::next_number() const {
 }
 
 void Communicator::count(Operation operation, uint64_t bytes) const {
-  group_->count(operation, bytes);
+  group_->count(operation, {.bytes = bytes});
 }
 
 Traffic Communicator::traffic(Operation operation) const {
   const auto& counter = group_->counters_[static_cast<size_t>(operation)];
-  return {.calls = counter.calls, .bytes = counter.bytes};
+  return {.calls = counter.calls, .bytes = counter.bytes, .across = counter.across};
 }
 
 void Communicator::reset_traffic() const {
-  for (auto& counter : group_->counters_) counter.calls = counter.bytes = 0;
+  for (auto& counter : group_->counters_) counter.calls = counter.bytes = counter.across = 0;
 }
 
 }  // namespace tessera

@@ -52,6 +52,8 @@ class Communicator {
   /// Fills each `whole` with the `own` parts of all ranks, in rank order. The dtype may be any; whole.numel() == size() * own.numel().
   /// `operands`: see Request.
   Work all_gather(std::span<const Piece> pieces, Subject subject = {}, std::span<at::Tensor> operands = {}) const;
+  /// As all_gather, in a group over two levels: the ranks of each host share the memory of `whole`, and `own` lies in it.
+  Work all_gather_on_host(std::span<const Piece> pieces, const Subject& subject) const;
   /// Fills each `own` with this rank's part of the `whole` tensors of all ranks, reduced in the order that Topology defines. The `whole`
   /// tensors do not change.
   Work reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction = {}, Subject subject = {}) const;
@@ -84,7 +86,7 @@ class Communicator {
   /// can have a group of its own.
   Communicator duplicate() const;
 
-  /// Collective, with the same shape on every rank: memory that all ranks of the group see, or why there is none.
+  /// Collective, with the same shape on every rank: memory that all ranks of the group, or those of each host, see; or why there is none.
   SharedAttempt share(const AreaShape& shape, Subject subject = {}) const;
 
   /// This rank's chunk of a flat tensor that every rank has in full. The tensor is padded at its end with zeros and divided into size()

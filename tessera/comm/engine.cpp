@@ -4,7 +4,7 @@
 
 #include "tessera/comm/control/group.h"
 #include "tessera/comm/device/staged_transport.h"
-#include "tessera/comm/host/host_transport.h"
+#include "tessera/comm/levels/levels_transport.h"
 
 namespace tessera {
 
@@ -12,7 +12,7 @@ Communicator world_over(Connection connection, GroupTraits traits, std::shared_p
   auto link = std::move(connection.link);
   auto transport = std::move(connection.transport);
   const auto device = std::exchange(traits.device, c10::kCPU);
-  if (!transport) transport = std::make_unique<HostTransport>(std::move(traits), link);
+  if (!transport) transport = transport_over(std::move(traits), link);
   if (!device.is_cpu() && transport->traits().device.is_cpu()) transport = std::make_unique<StagedTransport>(device, std::move(transport));
   if (!family) family = std::make_shared<LinkFamily>();
   return Communicator(std::make_shared<Group>(std::move(transport), std::move(link), std::move(family)));

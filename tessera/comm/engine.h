@@ -47,6 +47,7 @@ struct Engine {
   /// The kind of device whose memory the engine moves. An engine for the CPU serves other devices, too: their tensors are copied to and
   /// from host memory.
   c10::DeviceType device = c10::kCPU;
+  bool two_levels = false;  // whether the link may become the outer one of a LevelsLink, which then moves all data
   bool automatic = false;  // whether `auto`, which takes the first available engine, may take this one
   /// Why the engine is not available in this process; empty if it is.
   std::string (*why_not)() = no_reason;

@@ -23,6 +23,7 @@
 #include "tessera/comm/device/own_device.h"
 #include "tessera/comm/engines.h"
 #include "tessera/comm/host/rendezvous.h"
+#include "tessera/comm/levels/connect.h"
 #include "tessera/comm/self/self.h"
 
 namespace tessera {
@@ -60,10 +61,14 @@ Topology topology_of(std::span<const std::string> host_names) {
   return Topology(host_of);
 }
 
+std::string own_host(const InitOptions& options) {
+  return options.host.empty() ? host_id() : options.host;
+}
+
 /// Exchanges host names over a link between ranks that have not met in a store.
-Topology find_hosts(Link& link, std::chrono::milliseconds limit) {
+Topology find_hosts(Link& link, const InitOptions& options) {
   try {
-    return topology_of(all_gather_texts(link, host_id(), Clock::now() + limit));
+    return topology_of(all_gather_texts(link, own_host(options), Clock::now() + options.start_limit));
   } catch (const LinkFailure& failure) {
     throw CommError("rank {} can't start: {}", link.rank(), why_not_started(failure));
   }
@@ -85,16 +90,17 @@ struct Introduction {
   c10::Device device;
   std::string device_name;  // see name_on_host()
   std::string host;
+  std::string levels;
 };
 
 std::vector<Introduction> introduce(const StorePtr& store, const Identity& identity, const Introduction& own, const StartWait& wait) {
   std::vector<Introduction> ranks;
-  const auto words = fmt::format("{}\n{}\n{}\n{}", own.transport, own.device.str(), own.device_name, own.host);
+  const auto words = fmt::format("{}\n{}\n{}\n{}\n{}", own.transport, own.device.str(), own.device_name, own.host, own.levels);
   for (const auto& text : exchange(store, identity, "introduction", words, wait)) {
     std::istringstream lines(text);
-    std::array<std::string, 4> line;
+    std::array<std::string, 5> line;
     for (auto& each : line) std::getline(lines, each);
-    ranks.push_back({.transport = line[0], .device = c10::Device(line[1]), .device_name = line[2], .host = line[3]});
+    ranks.push_back({.transport = line[0], .device = c10::Device(line[1]), .device_name = line[2], .host = line[3], .levels = line[4]});
   }
   const auto& one = ranks.front();
   for (size_t rank = 0; rank < ranks.size(); rank++) {
@@ -102,6 +108,10 @@ std::vector<Introduction> introduce(const StorePtr& store, const Identity& ident
     if (other.transport != one.transport) {
       throw ConfigError("rank 0 wants transport {}, but rank {} wants {}; set the same TESSERA_TRANSPORT on all ranks", one.transport, rank,
                         other.transport);
+    }
+    if (other.levels != one.levels) {
+      throw ConfigError("rank 0 wants {} levels, but rank {} wants {}; set the same TESSERA_LEVELS on all ranks", one.levels, rank,
+                        other.levels);
     }
     if (other.device.type() != one.device.type()) {
       throw ConfigError("rank 0 has its tensors on {}, but rank {} on {}; set the same InitOptions::device or TESSERA_DEVICE on all ranks",
@@ -216,8 +226,14 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
   const auto transport = chosen_transport(options);
   const StorePtr own_store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", next_round(store, identity.rank)), store);
   const auto device = device_of(options, transport, local_rank_from_environment().value_or(identity.rank));
+  const auto levels = most_levels();
   const auto ranks = introduce(own_store, identity,
-                               {.transport = transport, .device = device, .device_name = name_on_host(device), .host = host_id()}, wait);
+                               {.transport = transport,
+                                .device = device,
+                                .device_name = name_on_host(device),
+                                .host = own_host(options),
+                                .levels = std::to_string(levels)},
+                               wait);
   std::vector<std::string> host_names;
   for (const auto& each : ranks) host_names.push_back(each.host);
   const Meeting meeting{.store = own_store,
@@ -241,6 +257,7 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
     }
     auto connection = engine.connect(meeting);
     if (connection.link) {
+      if (engine.two_levels && levels == 2) connection = with_two_levels(std::move(connection), meeting);
       return wrap({.name = std::string(engine.name), .topology = topology, .device = device}, std::move(connection), options, own_store);
     }
     if (transport != kAuto) throw CommError(connection.why_not);
@@ -293,7 +310,7 @@ Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Ini
     const auto prefix = fmt::format("tessera/world{}", next_round(group->getStore(), backend->getRank()));
     store = c10::make_intrusive<c10d::PrefixStore>(prefix, group->getStore());
   }
-  auto topology = find_hosts(*link, options.start_limit);
+  auto topology = find_hosts(*link, options);
   const auto device = device_of(options, std::string(kAuto), local_rank_from_environment().value_or(backend->getRank()));
   return wrap({.name = backend->getBackendName(), .topology = std::move(topology), .device = device}, {.link = std::move(link)}, options,
               store);

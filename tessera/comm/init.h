@@ -23,6 +23,8 @@ struct InitOptions {
   /// ranks, and TESSERA_XLA_DEVICES says how many. Unset: TESSERA_DEVICE, or else the CPU. On GPUs, transport auto is nccl if each rank has
   /// a GPU of its own; otherwise data goes through host memory.
   std::optional<c10::Device> device = {};
+  /// The name of this rank's host: ranks with the same name share memory. Empty: TESSERA_HOST_ID, or else the machine.
+  std::string host = {};
   std::chrono::milliseconds start_limit = kStartLimit;
   std::chrono::milliseconds start_notice = std::chrono::seconds(10);  // after this time, a warning names the missing ranks
   std::chrono::milliseconds operation_limit = kOperationLimit;

@@ -56,6 +56,9 @@ inline constexpr size_t kOperations = 9;
 std::string_view name(Operation operation);
 std::string_view name(Reduce op);
 
+/// Which ranks share memory: all of a group, or on each host those of the host (in a group over two levels).
+enum class Among { Group, Host };
+
 /// A collective that moves tensors.
 struct Request {
   Operation operation;
@@ -66,15 +69,19 @@ struct Request {
   /// The other operands of the operator that needs a gathered unit. Only a tracing engine uses them: it makes the gather depend on them,
   /// and may replace them by equal values.
   std::span<at::Tensor> operands = {};
+  /// For all_gather over two levels: if Host, the ranks of each host share the memory of `whole`, so one of them fills each part.
+  Among whole_of = Among::Group;
 
   /// Whether `whole` has one part for each rank, and `own` is one such part: true for all_gather and reduce_scatter.
   bool has_parts() const { return operation == Operation::AllGather || operation == Operation::ReduceScatter; }
 };
 
-/// The cost of one kind of operation on this rank: how often it was called, and how many bytes were sent to other ranks.
+/// The cost of one kind of operation on this rank: how often it was called, how many bytes were sent to other ranks, and how many of these
+/// to ranks on other hosts. If a backend's own collectives move the data, `across` is 0, because it is unknown.
 struct Traffic {
   uint64_t calls = 0;
   uint64_t bytes = 0;
+  uint64_t across = 0;
 };
 
 /// The smallest and the largest of some numbers; of none at first.
@@ -91,10 +98,11 @@ struct Extremes {
   bool are_one() const { return least >= most; }
 };
 
-/// The shape of memory that all ranks of a group see: a part for each rank, and counters.
+/// The shape of memory that ranks see: parts, and counters of the ranks that see it.
 struct AreaShape {
-  size_t bytes_per_rank = 0;
+  size_t bytes_per_rank = 0;  // for each rank of the group, also for those that do not see the memory
   int counters = 0;
+  Among among = Among::Group;
 };
 
 /// The result of sharing memory: every rank has it in `area`, or none has it, and `why_not` has the reason.

@@ -60,13 +60,15 @@ std::vector<std::string> open_doors() {
   return doors;
 }
 
+constexpr auto kAtTwoLevels = " at two levels";
+
 /// Runs a child process of these tests. Returns 0 if all is as it should be.
 int child(const std::string& task) {
   InitOptions options{.start_limit = kTestLimit, .operation_limit = kTestLimit};
   if (task == "wait in vain") options.start_limit = std::chrono::milliseconds(500), options.start_notice = std::chrono::milliseconds(100);
   try {
     const auto world = init(options);
-    std::printf("rank %d talks over %s\n", world.rank(), world.traits().name.c_str());
+    std::printf("rank %d talks over %s%s\n", world.rank(), world.traits().name.c_str(), world.traits().levels == 2 ? kAtTwoLevels : "");
     const auto sum = at::full({1000}, static_cast<float>(world.rank()));
     world.all_reduce(sum, {}, {.unit = "hello"}).wait();
     const auto expected = static_cast<float>(world.size() * (world.size() - 1) / 2);
@@ -182,7 +184,9 @@ std::vector<Ended> run_job(const Job& job, const std::function<Environment(int r
                         {"MASTER_ADDR", "127.0.0.1"},
                         {"MASTER_PORT", port},
                         {"OMP_NUM_THREADS", "1"}});
-    if (!job.transport.empty()) environment["TESSERA_TRANSPORT"] = job.transport;
+    const auto engine = job.transport.substr(0, job.transport.find(kAtTwoLevels));
+    if (!engine.empty()) environment["TESSERA_TRANSPORT"] = engine;
+    if (engine != job.transport) environment["TESSERA_HOST_ID"] = "host" + std::to_string(rank / 2);
     if (extra) environment.merge(extra(rank));
     processes.emplace_back(std::vector<std::string>{this_program()}, in_child.environment(job.task, environment), Process::Output::Capture);
   }
@@ -320,7 +324,34 @@ TEST_P(OverTransport, ErrorsOfAPartNameRanksByTheirNumbersInTheWorld) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, OverTransport, ::testing::Values("shm", "gloo"));
+INSTANTIATE_TEST_SUITE_P(Transports, OverTransport, ::testing::Values("shm", "gloo", "gloo at two levels"));
+
+TEST(TwoLevels, NameAKilledRankOnBothHosts) {
+  const auto ended = run_job({.ranks = 4, .task = "die", .transport = "gloo at two levels"});
+  for (const int rank : {0, 1, 2}) {
+    EXPECT_EQ(ended[rank].status, 3);
+    EXPECT_THAT(ended[rank].output, AllOf(HasSubstr("rank 3"), HasSubstr("all_reduce of 'after'"))) << rank;
+  }
+}
+
+TEST(TwoLevels, AreTakenByAllRanksOrByNone) {
+  const auto hosts = [](int rank) { return Environment{{"TESSERA_HOST_ID", "host" + std::to_string(rank / 2)}}; };
+  for (const auto& ended : run_job({.ranks = 3, .more = {{"TESSERA_LEVELS", "1"}}}, hosts)) {
+    EXPECT_EQ(ended.status, 0) << ended.output;
+    EXPECT_THAT(ended.output, ::testing::Not(HasSubstr(kAtTwoLevels)));
+  }
+  const auto differing = [&](int rank) {
+    auto environment = hosts(rank);
+    if (rank == 1) environment["TESSERA_LEVELS"] = "1";
+    return environment;
+  };
+  for (const auto& ended : run_job({.ranks = 3}, differing)) {
+    EXPECT_THAT(ended.output, HasSubstr("rank 0 wants 2 levels, but rank 1 wants 1; set the same TESSERA_LEVELS on all ranks"));
+  }
+  for (const auto& ended : run_job({.ranks = 3, .more = {{"TESSERA_LOG", "info"}}}, hosts)) {
+    EXPECT_THAT(ended.output, HasSubstr("two levels: data crosses the network once a host"));
+  }
+}
 
 TEST(Init, TakesSharedMemoryOnOneHostAndGlooBetweenHosts) {
   for (const auto& ended : run_job({.ranks = 2})) EXPECT_THAT(ended.output, HasSubstr("talks over shm"));

@@ -14,6 +14,7 @@ Topology::Topology(std::span<const int> host_of) {
       ranks_.emplace_back();
     }
     host_of_.push_back(static_cast<int>(host));
+    place_of_.push_back(static_cast<int>(ranks_[host].size()));
     ranks_[host].push_back(static_cast<int>(rank));
   }
 }

@@ -21,12 +21,17 @@ class Topology {
   int host_of(int rank) const { return host_of_[rank]; }
   /// The ranks of a host, in ascending order.
   std::span<const int> ranks_on(int host) const { return ranks_[host]; }
+  /// The position of a rank among the ranks of its host.
+  int place_of(int rank) const { return place_of_[rank]; }
+  /// The rank of `host` that, over two levels, exchanges with `rank`, which is on another host: so the network connects each rank of the
+  /// larger host with one rank of the smaller.
+  int partner(int rank, int host) const { return ranks_[host][static_cast<size_t>(place_of(rank)) % ranks_[host].size()]; }
 
   /// The topology of a group of these ranks, in this order.
   Topology part(std::span<const int> members) const;
 
  private:
-  std::vector<int> host_of_;
+  std::vector<int> host_of_, place_of_;
   std::vector<std::vector<int>> ranks_;
 };
 

@@ -26,6 +26,7 @@ struct GroupTraits {
   c10::Device device = c10::kCPU;             // where tensors must be
   Packing packing = Packing::OneBuffer;
   SumOrder sums = SumOrder::Defined;
+  int levels = 1;       // 2: data crosses the network once a host, and the ranks of a host can share memory (see Among)
   bool traces = false;  // operations are recorded and not run, so there is nothing to prefetch
 
   /// Whether there are other ranks whose values may differ from those of this process.

@@ -25,7 +25,8 @@ struct Launch {
 
 /// The result of an operation. On the host the operation has ended; on a device the results are ready after the event.
 struct Moved {
-  uint64_t bytes = 0;  // how many were sent to other ranks
+  uint64_t bytes = 0;   // how many were sent to other ranks
+  uint64_t across = 0;  // how many of these to ranks on other hosts
   Event ready = {};
 };
 

@@ -90,9 +90,9 @@ enum class Listing {
 
 /// Where unsharded parameters are stored.
 enum class Residence {
-  Auto,        // node-shared where that is possible
+  Auto,        // node-shared where that is possible and all ranks are on one host
   Gathered,    // an all-gather copies them into private memory of each rank
-  NodeShared,  // the ranks of one host share one copy; ConfigError where that is not possible
+  NodeShared,  // the ranks of each host share one copy; ConfigError where that is not possible
 };
 
 /// How the parameters of a unit are divided among ranks.

@@ -187,6 +187,20 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Model,
                                            of<PartlyFrozen>("PartlyFrozen"), of<SparseWords>("SparseWords")),
                          ::testing::PrintToStringParamName());
 
+TEST_P(Model, TrainsOverTwoLevelsLikeAReplicatedOne) {
+  for (const auto residence : {Residence::Gathered, Residence::NodeShared}) {
+    const auto shard = [&](const std::shared_ptr<TrainedModel>& model, const Communicator& world) {
+      for (const auto& child : model->children()) {
+        if (GetParam().children_apart) fully_shard(child, {.mesh = world, .residence = residence});
+      }
+      fully_shard(model, {.mesh = world, .residence = residence});
+    };
+    for (const auto& host_of : {std::vector{0, 0, 1, 1}, std::vector{0, 1, 1}}) {
+      expect_parity(static_cast<int>(host_of.size()), GetParam().make, &adamw, 4, shard, {.host_of = host_of});
+    }
+  }
+}
+
 /// Shards each child as a unit, like the nested way, but every unit lists one vector.
 void listed_flat(const std::shared_ptr<TrainedModel>& model, const Communicator& world) {
   for (const auto& child : model->children()) fully_shard(child, {.mesh = world, .listing = Listing::Flat});

@@ -156,6 +156,7 @@ struct InBackward final : torch::optim::Optimizer {
 struct Way {
   ShardOptions options{.mesh = self_world()};  // all options except the mesh
   int ranks, replicas;
+  std::vector<int> host_of;  // empty: one host
   bool moves_dims, divides, reshards_after_backward, has_lists, replicates_scale, by_policy;
   unsigned units;  // a bit for each layer
 
@@ -189,6 +190,14 @@ struct Way {
     // On such meshes, divide factors round differently from the mean over the axes.
     if (replicas > 1 && !std::has_single_bit(static_cast<unsigned>(ranks))) divides = false;
     replicates_scale = replicas == 1 && lot() % 4 == 0;
+    if (lot() % 3 == 0 && !ranks_differ()) {
+      for (int rank = 0; rank < ranks; rank++) host_of.push_back(static_cast<int>(lot() % 3));
+      if (replicas == 1 && lot() % 2 == 0 && on_cpu()) options.residence = Residence::NodeShared;
+      // Only where some hosts have several ranks, but not one has all, is there a second level.
+      const Topology topology(host_of);
+      if (topology.hosts() == 1 || topology.hosts() == ranks) host_of.clear();
+      if (host_of.empty() && options.residence == Residence::NodeShared) options.residence = Residence::Auto;
+    }
   }
 
   static int divisor(int number, Random& lot) {
@@ -198,7 +207,7 @@ struct Way {
     }
   }
 
-  bool ranks_differ() const { return options.residence == Residence::NodeShared; }
+  bool ranks_differ() const { return options.residence == Residence::NodeShared && host_of.empty(); }
 
   void shard(const std::shared_ptr<Drawn>& model, const Communicator& world) const {
     auto chosen = options;
@@ -241,7 +250,7 @@ void compare(unsigned seed) {
   Random lot(seed * 7919 + 1);
   const Way way(lot);
   const bool adam = lot() % 2 == 0, in_backward = adam && lot() % 2 == 0;
-  Passes passes{.replicas = way.replicas, .unused = way.options.schedule.unused_parameters};
+  Passes passes{.replicas = way.replicas, .unused = way.options.schedule.unused_parameters, .host_of = way.host_of};
   if (!in_backward && lot() % 2 == 0) {
     passes.count = 2 + static_cast<int>(lot() % 2);
     passes.meets = static_cast<Meets>(lot() % 4);

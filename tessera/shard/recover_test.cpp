@@ -41,6 +41,7 @@ struct Shape {
   /// The last point at which a failing rank keeps all others from taking the step. Ranks wait for each other before they write shared
   /// memory, and all ranks of a shard group when they clip.
   const char* holds_up = "after backward";
+  std::vector<int> host_of = {};
   friend std::ostream& operator<<(std::ostream& out, const Shape& shape) { return out << shape.name; }
 };
 
@@ -59,7 +60,7 @@ Mesh pairs(const Communicator& world) {
 
 constexpr auto kShared = Residence::NodeShared, kGathered = Residence::Gathered;
 constexpr auto kBackward = "backward of block 0";
-constexpr Shape kShapes[] = {
+const Shape kShapes[] = {
     {.name = "OneAxisShared", .ranks = 3, .residence = kShared, .of_root = whole, .holds_up = "before the step"},
     {.name = "OneAxisGathered", .ranks = 3, .residence = kGathered, .of_root = whole},
     {.name = "PartlyResharded", .ranks = 4, .residence = kGathered, .of_root = whole, .reshards_to = 2},
@@ -68,6 +69,8 @@ constexpr Shape kShapes[] = {
     {.name = "HybridPartlyShared", .ranks = 4, .residence = kShared, .of_root = whole, .of_blocks = hybrid_by_name},
     {.name = "HybridPartlyGathered", .ranks = 4, .residence = kGathered, .of_root = whole, .of_blocks = hybrid_by_name},
     {.name = "PairsShared", .ranks = 4, .residence = kShared, .of_root = hybrid, .of_blocks = pairs, .holds_up = "forward of block 1"},
+    {.name = "TwoHostsShared", .ranks = 4, .residence = kShared, .of_root = whole, .host_of = {0, 0, 1, 1}},
+    {.name = "TwoHostsGathered", .ranks = 3, .residence = kGathered, .of_root = whole, .host_of = {0, 1, 1}},
     {.name = "PairsGathered", .ranks = 4, .residence = kGathered, .of_root = whole, .of_blocks = pairs},
 };
 
@@ -194,10 +197,11 @@ TEST_P(Recovery, GoesOnAfterAFailureAtAnyPoint) {
       culprit = (culprit + 1) % shape.ranks;
       const auto place = [](std::string_view which) { return std::ranges::find(kPoints, which) - kPoints; };
       const bool may_be_torn = place(point) > place(shape.holds_up) && point != "after the step";
-      with_ranks(shape.ranks, [&](const Communicator& world) {
+      const auto program = [&](const Communicator& world) {
         EXPECT_TRUE(goes_on(world, shape, {{culprit, batch, point}}) || may_be_torn)
             << point << " of batch " << batch << " on rank " << culprit;
-      });
+      };
+      with_ranks(shape.ranks, program, shape.host_of);
       if (HasFailure()) return;
     }
   }
@@ -206,9 +210,10 @@ TEST_P(Recovery, GoesOnAfterAFailureAtAnyPoint) {
 TEST_P(Recovery, GoesOnAfterFailuresOfTwoRanks) {
   const auto& shape = GetParam();
   for (const auto& [one, other] : {std::pair{0, 1}, {1, 2}, {2, 0}}) {
-    with_ranks(shape.ranks, [&](const Communicator& world) {
+    const auto program = [&](const Communicator& world) {
       EXPECT_TRUE(goes_on(world, shape, {{one, 1, "forward of block 0"}, {other, 1, "forward of block 1"}})) << one << " and " << other;
-    });
+    };
+    with_ranks(shape.ranks, program, shape.host_of);
   }
 }
 

@@ -47,12 +47,13 @@ class Recipe:
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def command(self, *flags, ranks=2, fake=True):
+    def command(self, *flags, ranks=2, fake=True, hosts=False):
         data = ["--fake-data"] if fake else []
-        return [LAUNCHER, "launch", "--nproc-per-node", str(ranks), MNIST, *data, *map(str, flags)]
+        here = ["sh", "-c", 'TESSERA_HOST_ID=host$((RANK / 2)) exec "$0" "$@"'] if hosts else []  # as if each host had two ranks
+        return [LAUNCHER, "launch", "--nproc-per-node", str(ranks), *here, MNIST, *data, *map(str, flags)]
 
-    def run_recipe(self, *flags, status=0, ranks=2, fake=True, **more):
-        done = subprocess.run(self.command(*flags, ranks=ranks, fake=fake), capture_output=True, text=True, **more)
+    def run_recipe(self, *flags, status=0, ranks=2, fake=True, hosts=False, **more):
+        done = subprocess.run(self.command(*flags, ranks=ranks, fake=fake, hosts=hosts), capture_output=True, text=True, **more)
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         return done.stdout + done.stderr
 
@@ -84,6 +85,13 @@ class Training(Recipe, unittest.TestCase):
             shared, gathered = (self.metrics("--compute-dtype", dtype, *flags, env=dict(os.environ, TESSERA_RESIDENCE=residence))
                                 for residence in ("node-shared", "gathered"))
             self.assertEqual(shared, gathered)
+
+    def test_two_levels_give_the_losses_of_one(self):
+        flags = ["--num-epochs", 1, "--batch-size", 300, "--use-nested-fsdp", "--ckpt-prefix", self.folder / "net"]
+        one, *two = (self.metrics(*flags, ranks=3, hosts=True, env=os.environ | more)
+                     for more in ({"TESSERA_LEVELS": "1"}, {"TESSERA_RESIDENCE": "gathered"}, {"TESSERA_RESIDENCE": "node-shared"}))
+        for own in two:
+            self.assertEqual(own, one)
 
     def test_checkpointed_activations_give_the_losses_of_kept_ones(self):
         flags = ["--num-epochs", 1, "--batch-size", 300]

@@ -32,8 +32,8 @@ inline Net sharded_net(const Communicator& world) {
   return net;
 }
 
-inline void with_ranks(int ranks, const std::function<void(const Communicator&)>& program) {
-  run_world({.transport = "threads", .ranks = ranks}, program);
+inline void with_ranks(int ranks, const std::function<void(const Communicator&)>& program, const std::vector<int>& host_of = {}) {
+  run_world({.transport = "threads", .ranks = ranks, .host_of = host_of}, program);
 }
 
 /// A batch. Tests pass the rank as `shift`, so that the ranks have different batches and no rank's gradient equals the mean.

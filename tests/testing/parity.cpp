@@ -117,7 +117,7 @@ Trained train(const Communicator& world, const MakeModel& make, const MakeOptimi
 
 void expect_parity(int ranks, const MakeModel& make, const MakeOptimizer& optimizer, int steps, const Shard& shard, const Passes& passes,
                    double tolerance) {
-  run_world({.transport = "threads", .ranks = ranks}, [&](const Communicator& world) {
+  run_world({.transport = "threads", .ranks = ranks, .host_of = passes.host_of}, [&](const Communicator& world) {
     const auto expected = train(world, make, optimizer, steps, {}, passes);
     const auto actual = train(world, make, optimizer, steps, shard, passes);
     ASSERT_EQ(actual.losses.size(), expected.losses.size());

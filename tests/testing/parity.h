@@ -44,6 +44,7 @@ struct Passes {
   int replicas =
       1;  // copies of the model, along one axis of a mesh; the mean is first taken over the other axis, over which the model is sharded
   UnusedParameters unused = UnusedParameters::Refuse;
+  std::vector<int> host_of = {};  // the number of each rank's host; one host if empty
 };
 
 struct Trained {

@@ -18,8 +18,9 @@ void run_over_store(const World& world, const std::function<void(Communicator)>&
   // run_ranks() of the threads transport starts the threads, and makes the failure of one rank known to the others.
   run_ranks(world.ranks,
             [&](const Communicator& outer) {
-              const auto inner =
-                  init(store, outer.rank(), world.ranks, {.transport = world.transport, .start_limit = limit, .operation_limit = limit});
+              InitOptions options{.transport = world.transport, .start_limit = limit, .operation_limit = limit};
+              if (!world.host_of.empty()) options.host = "host " + std::to_string(world.host_of[static_cast<size_t>(outer.rank())]);
+              const auto inner = init(store, outer.rank(), world.ranks, options);
               try {
                 program(inner);
               } catch (const std::exception& error) {
@@ -47,10 +48,17 @@ std::vector<World> talking_worlds() {
       if (ranks > 1) worlds.push_back({.transport = transport, .ranks = ranks});
     }
   }
+  worlds.push_back({.transport = "threads", .ranks = 4, .host_of = {0, 1, 0, 1}});
+  worlds.push_back({.transport = "threads", .ranks = 7, .host_of = {0, 1, 1, 2, 2, 2, 2}});
+  worlds.push_back({.transport = "gloo", .ranks = 4, .host_of = {0, 0, 0, 1}});
+  worlds.push_back({.transport = "gloo", .ranks = 5, .host_of = {0, 0, 1, 2, 2}});
   return worlds;
 }
 
 void run_world(const World& world, const std::function<void(Communicator)>& program, std::chrono::milliseconds limit) {
+  if (world.transport == "threads" && !world.host_of.empty()) {
+    return run_ranks(world.ranks, program, {.limit = limit, .host_of = world.host_of});
+  }
   const auto& engine = engine_named(world.transport);
   engine.run != nullptr ? engine.run(world.ranks, program, limit) : run_over_store(world, program, limit);
 }

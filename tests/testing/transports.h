@@ -17,12 +17,17 @@ inline constexpr auto kTestLimit = std::chrono::seconds(5);
 struct World {
   std::string transport;
   int ranks = 1;
-  friend std::ostream& operator<<(std::ostream& out, const World& world) { return out << world.transport << "_" << world.ranks; }
+  std::vector<int> host_of = {};  // for threads and gloo: the number of each rank's host; one host if empty
+  friend std::ostream& operator<<(std::ostream& out, const World& world) {
+    out << world.transport << "_" << world.ranks;
+    for (size_t r = 0; r < world.host_of.size(); r++) out << (r == 0 ? "_on_" : "") << world.host_of[r];
+    return out;
+  }
 };
 
 /// Every transport with 1, 2, 3, 4 and 7 ranks, except that `self` has only one.
 std::vector<World> all_worlds();
-/// The worlds of several real ranks.
+/// The worlds of several real ranks, some of them over two levels.
 std::vector<World> talking_worlds();
 
 /// Runs `program` once for each rank, in one thread each. Throws the first failure, with its rank. In a simulated world (`fake`) it runs

@@ -49,7 +49,11 @@ class BackendLink final : public Link {
 
   void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override {
     copy_own(own, from[rank_]);
-    exchange([&](int) { return own; }, from, deadline);
+    send_and_receive([&](int) { return own; }, from, deadline);
+  }
+
+  void exchange(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override {
+    send_and_receive([&](int r) { return to[r]; }, from, deadline);
   }
 
   void all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) override {
@@ -57,7 +61,7 @@ class BackendLink final : public Link {
     std::vector<std::byte> received(own.size() * to.size());
     std::vector<Bytes> from;
     for (size_t r = 0; r < to.size(); r++) from.push_back(part_of(std::span(received), r, to.size()));
-    exchange([&](int r) { return to[r]; }, from, deadline);
+    exchange(to, from, deadline);
     std::vector<ConstBytes> rows(from.begin(), from.end());
     rows[rank_] = own;
     visit(0, rows);
@@ -82,7 +86,7 @@ class BackendLink final : public Link {
   };
 
   template <class Outgoing>
-  void exchange(Outgoing to, std::span<const Bytes> from, Clock::time_point deadline) {
+  void send_and_receive(Outgoing to, std::span<const Bytes> from, Clock::time_point deadline) {
     std::vector<Message<Bytes>> receiving;
     std::vector<Message<ConstBytes>> sending;
     for (int r = 0; r < size(); r++) {

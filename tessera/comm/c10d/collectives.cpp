@@ -57,13 +57,13 @@ CollectivesTransport::CollectivesTransport(GroupTraits traits, std::shared_ptr<L
 
 Moved CollectivesTransport::run(const Request& request, const Launch& start) {
   const auto act = [&] {
-    uint64_t sent = 0;
-    for (const auto& piece : request.pieces) sent += move(request, piece, start);
-    return sent;
+    Moved moved;
+    for (const auto& piece : request.pieces) moved.bytes += move(request, piece, start);
+    return moved;
   };
   if (queue_) return queue_->run(start, act);
   const NoSigpipe no_sigpipe;
-  return {.bytes = act()};
+  return act();
 }
 
 template <class Begin>

@@ -54,10 +54,13 @@ SharedAttempt Group::share(const AreaShape& shape, const Subject& subject, std::
     return SharedAttempt{.why_not = fmt::format("transport {}: {}", traits().name, why)};
   };
   if (!link_ || !traits().device.is_cpu()) return refuse("it shares no memory");
-  if (const int hosts = traits().topology.hosts(); hosts > 1) return refuse(fmt::format("the ranks are on {} hosts", hosts));
+  const int hosts = traits().topology.hosts();
+  const bool over_levels = shape.among == Among::Host && traits().levels > 1;
+  if (hosts > 1 && !over_levels) return refuse(fmt::format("the ranks are on {} hosts", hosts));
   const auto envelope = describe(Operation::Share, subject, [&](Envelope& own) {
     own.numel = static_cast<int64_t>(shape.bytes_per_rank);
     own.pieces = shape.counters;
+    own.mix_into_layout(static_cast<int64_t>(shape.among));
   });
   SharedAttempt attempt;
   start(envelope, limit, [&, this](const Launch& launch) {
@@ -78,7 +81,7 @@ void Group::note_caller() {
 
 Work Group::run_here(const Envelope& envelope, Run act) {
   auto moved = act({.unit = envelope.unit.view(), .inputs = Event::later(traits().device)});
-  count(envelope.operation, moved.bytes);
+  count(envelope.operation, moved);
   return moved.ready.passed() ? Work() : Work(std::make_shared<Queued>(std::move(moved.ready)));
 }
 
@@ -151,7 +154,7 @@ void Group::agree(const Envelope& envelope, std::optional<uint64_t> known, Clock
 Event Group::run_agreed(const Envelope& envelope, const Launch& start, Run act) {
   try {
     auto moved = act(start);
-    count(envelope.operation, moved.bytes);
+    count(envelope.operation, moved);
     last_ = envelope;
     return std::move(moved.ready);
   } catch (const std::exception& error) {
@@ -180,10 +183,11 @@ void Group::fail(LinkFailure failure, const Envelope& envelope, std::chrono::mil
   std::rethrow_exception(broken_);
 }
 
-void Group::count(Operation operation, uint64_t bytes) {
+void Group::count(Operation operation, const Moved& moved) {
   auto& counter = counters_[static_cast<size_t>(operation)];
   counter.calls += 1;
-  counter.bytes += bytes;
+  counter.bytes += moved.bytes;
+  counter.across += moved.across;
 }
 
 }  // namespace tessera

@@ -42,6 +42,7 @@ class Group {
   struct AtomicTraffic {
     std::atomic<uint64_t> calls = 0;
     std::atomic<uint64_t> bytes = 0;
+    std::atomic<uint64_t> across = 0;
   };
   using Run = c10::function_ref<Moved(const Launch& start)>;
   /// An operation that is queued on a device.
@@ -77,7 +78,7 @@ class Group {
   bool watch_device();
   /// Tells the other ranks about the failure, and throws the operation's error.
   [[noreturn]] void fail(LinkFailure failure, const Envelope& envelope, std::chrono::milliseconds limit);
-  void count(Operation operation, uint64_t bytes);
+  void count(Operation operation, const Moved& moved);
   SharedAttempt share(const AreaShape& shape, const Subject& subject, std::chrono::milliseconds limit);
 
   const std::shared_ptr<Transport> transport_;

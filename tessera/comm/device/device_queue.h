@@ -14,14 +14,15 @@ class DeviceQueue {
   explicit DeviceQueue(c10::Device device)
       : stream_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true)) {}
 
-  /// Runs `act`, so that work that it queues runs on this stream, after the caller's inputs are ready. `act` returns how many bytes it
-  /// sends.
+  /// Runs `act`, so that work that it queues runs on this stream, after the caller's inputs are ready. `act` returns how much it
+  /// sends, as a Moved without an event.
   template <class Act>
   Moved run(const Launch& start, const Act& act) const {
     const c10::StreamGuard current(stream_);
     start.inputs.block();
-    const uint64_t bytes = act();
-    return {.bytes = bytes, .ready = Event::record(stream_.device())};
+    Moved moved = act();
+    moved.ready = Event::record(stream_.device());
+    return moved;
   }
 
   /// Keeps the memory of a tensor from being used again before the queued work has ended.

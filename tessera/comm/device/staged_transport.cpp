@@ -36,14 +36,14 @@ Moved StagedTransport::run(const Request& request, const Launch& start) {
       whole = reads_whole ? staged(scatters ? whole.to(*request.reduction.wire_dtype) : whole) : staging(whole);
       own = !request.has_parts() ? whole : scatters ? staging(own) : staged(own);
     }
-    const auto bytes = host_->run(on_host, start).bytes;
+    auto moved = host_->run(on_host, start);
     for (size_t i = 0; i < request.pieces.size(); i++) {
       const auto result = scatters ? &Piece::own : &Piece::whole;
       const auto& target = request.pieces[i].*result;
       if (operation != Operation::Broadcast || !is_root) target.copy_(on_host.pieces[i].*result, /*non_blocking=*/true);
       queue_.uses(target);
     }
-    return bytes;
+    return moved;
   });
 }
 

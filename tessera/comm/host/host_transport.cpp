@@ -22,11 +22,11 @@ using OfRanks = c10::SmallVector<T, 8>;
 
 Moved HostTransport::run(const Request& request, const Launch& start) {
   Moved moved;
-  for (const auto& piece : request.pieces) moved.bytes += move(request, piece, start);
+  for (const auto& piece : request.pieces) move(request, piece, start, moved);
   return moved;
 }
 
-uint64_t HostTransport::move(const Request& request, const Piece& piece, const Launch& start) {
+void HostTransport::move(const Request& request, const Piece& piece, const Launch& start, Moved& moved) {
   const auto& reduction = request.reduction;
   const auto ranks = size();
   if (request.operation == Operation::ReduceScatter) {
@@ -35,17 +35,17 @@ uint64_t HostTransport::move(const Request& request, const Piece& piece, const L
     OfRanks<ConstBytes> to(ranks);
     for (size_t r = 0; r < ranks; r++) to[r] = part_of(all, r, ranks);
     if (piece.squares) *piece.squares = 0;
-    return reduce(reduction, to, piece.own.view({-1}), start, piece.squares.get());
+    return reduce(reduction, to, piece.own.view({-1}), start, piece.squares.get(), moved);
   }
   const auto whole = bytes_of(piece.whole);
   OfRanks<Bytes> from(ranks);
   if (request.operation == Operation::AllGather) {
     for (size_t r = 0; r < ranks; r++) from[r] = part_of(whole, r, ranks);
-    return gather(bytes_of(piece.own), from, start);
+    return gather(bytes_of(piece.own), from, request.whole_of, start, moved);
   }
   if (request.operation == Operation::Broadcast) {
     from[request.root] = whole;
-    return gather(link_->rank() == request.root ? whole : Bytes(), from, start);
+    return gather(link_->rank() == request.root ? whole : Bytes(), from, Among::Group, start, moved);
   }
   const auto& tensor = piece.whole;
   const auto outgoing = tensor.to(*reduction.wire_dtype);
@@ -56,18 +56,17 @@ uint64_t HostTransport::move(const Request& request, const Piece& piece, const L
     const auto received = at::empty({link_->size(), tensor.numel()}, outgoing.options());
     const auto all = bytes_of(received);
     for (size_t r = 0; r < ranks; r++) to[r] = from[r] = part_of(all, r, ranks);
-    const auto bytes = gather(sent, from, start);
-    Reducer(reduction).reduce(to, tensor, traits().topology);
-    return bytes;
+    gather(sent, from, Among::Group, start, moved);
+    return Reducer(reduction).reduce(to, tensor, traits().topology);
   }
   // Each rank reduces a chunk, then all ranks gather the results. The sums have the same bits as in the branch above.
   const size_t chunk = (numel + ranks - 1) / ranks, sent_chunk = chunk * outgoing.element_size(), own_chunk = chunk * tensor.element_size();
   for (size_t r = 0; r < ranks; r++) to[r] = byte_range(sent, r * sent_chunk, sent_chunk);
   const auto begin = std::min(rank() * chunk, numel);
   const auto own = tensor.view({-1}).narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(std::min(chunk, numel - begin)));
-  const auto bytes = reduce(reduction, to, own, start);
+  reduce(reduction, to, own, start, nullptr, moved);
   for (size_t r = 0; r < ranks; r++) from[r] = byte_range(whole, r * own_chunk, own_chunk);
-  return bytes + gather(from[rank()], from, start);
+  gather(from[rank()], from, Among::Group, start, moved);
 }
 
 std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, std::shared_ptr<Link> part) {
@@ -75,8 +74,8 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, std
   return std::make_unique<HostTransport>(std::move(of_part), std::move(part));
 }
 
-uint64_t HostTransport::reduce(const Reduction& reduction, std::span<const ConstBytes> to, const at::Tensor& own, const Launch& start,
-                               double* squares) {
+void HostTransport::reduce(const Reduction& reduction, std::span<const ConstBytes> to, const at::Tensor& own, const Launch& start,
+                           double* squares, Moved& moved) {
   const Reducer reducer(reduction);
   const auto width = c10::elementSize(*reduction.wire_dtype);
   link_->all_to_all(
@@ -87,14 +86,18 @@ uint64_t HostTransport::reduce(const Reduction& reduction, std::span<const Const
         reducer.reduce(rows, values, traits().topology, squares);
       },
       start.end);
-  uint64_t sent = 0;
-  for (size_t r = 0; r < to.size(); r++) sent += r == rank() ? 0 : to[r].size();
-  return sent;
+  for (size_t r = 0; r < to.size(); r++) count(moved, static_cast<int>(r), to[r].size());
 }
 
-uint64_t HostTransport::gather(ConstBytes own, std::span<const Bytes> from, const Launch& start) {
+void HostTransport::gather(ConstBytes own, std::span<const Bytes> from, Among /*whole_of*/, const Launch& start, Moved& moved) {
   link_->all_gather(own, from, start.end);
-  return own.size() * (from.size() - 1);
+  for (size_t r = 0; r < from.size(); r++) count(moved, static_cast<int>(r), own.size());
+}
+
+void HostTransport::count(Moved& moved, int to, size_t bytes) const {
+  if (to == link_->rank()) return;
+  moved.bytes += bytes;
+  if (traits().topology.host_of(to) != traits().topology.host_of(link_->rank())) moved.across += bytes;
 }
 
 }  // namespace tessera

@@ -66,6 +66,8 @@ class Link {
 
   /// from[r] receives the `own` of rank r. from[rank()] may be `own` itself.
   virtual void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) = 0;
+  /// Sends to[r] to rank r and receives from[r] from it, for each rank r but this one. Both ranks know the size, which may be 0.
+  virtual void exchange(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) = 0;
   /// Sends to[r] to rank r. `visit(begin, rows)` gets the received data in place, one range after the other: rows[r] is the part from byte
   /// `begin` on of the data that rank r, which may be this rank, sends to this rank.
   using Visit = c10::function_ref<void(size_t begin, std::span<const ConstBytes> rows)>;

@@ -57,18 +57,18 @@ void expect_reducible(const Reduction& reduction, at::ScalarType dtype, std::spa
 }
 
 void Reducer::reduce(std::span<const ConstBytes> contributions, const at::Tensor& target, const Topology& topology, double* squares) const {
-  const auto divisor = op_ == Reduce::Mean ? static_cast<int64_t>(contributions.size()) : 1;
-  if (topology.hosts() == 1) return combine(contributions, wire_, target, divisor, squares);
+  const auto ranks = static_cast<int>(contributions.size());
+  if (topology.hosts() == 1) return combine(contributions, wire_, target, divisor(ranks), squares);
   c10::SmallVector<at::Tensor, 8> sums;
   c10::SmallVector<ConstBytes, 8> rows, on_host;
   for (int host = 0; host < topology.hosts(); host++) {
     on_host.clear();
     for (const int rank : topology.ranks_on(host)) on_host.push_back(contributions[rank]);
     const auto& sum = sums.emplace_back(at::empty({target.numel()}, target.options().dtype(sum_)));
-    combine(on_host, wire_, sum, 1, nullptr);
+    reduce_host(on_host, sum);
     rows.emplace_back(static_cast<const std::byte*>(sum.const_data_ptr()), sum.nbytes());
   }
-  combine(rows, sum_, target, divisor, squares);
+  reduce_hosts(rows, target, ranks, squares);
 }
 
 /// Reduces the rows in their order.

@@ -23,7 +23,16 @@ class Reducer {
   void reduce(std::span<const ConstBytes> contributions, const at::Tensor& target, const Topology& topology,
               double* squares = nullptr) const;
 
+  /// The two steps of reduce() for ranks on several hosts. First, on each host: reduces what its ranks sent to a sum in sum_dtype.
+  void reduce_host(std::span<const ConstBytes> rows, const at::Tensor& sum) const { combine(rows, wire_, sum, 1, nullptr); }
+  /// Then reduces the sums of all hosts, in host order.
+  void reduce_hosts(std::span<const ConstBytes> sums, const at::Tensor& target, int ranks, double* squares) const {
+    combine(sums, sum_, target, divisor(ranks), squares);
+  }
+  at::ScalarType sum_dtype() const { return sum_; }
+
  private:
+  int64_t divisor(int64_t ranks) const { return op_ == Reduce::Mean ? ranks : 1; }
   void combine(std::span<const ConstBytes> rows, at::ScalarType dtype, const at::Tensor& target, int64_t divisor, double* squares) const;
 
   Reduce op_ = Reduce::Sum;

@@ -16,6 +16,11 @@ void LoopbackLink::all_gather(ConstBytes own, std::span<const Bytes> from, Clock
   for (const auto& target : from) copy_own(own.first(std::min(own.size(), target.size())), target);
 }
 
+void LoopbackLink::exchange(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point /*deadline*/) {
+  expect_running();
+  for (size_t r = 0; r < to.size(); r++) copy_own(to[r].first(std::min(to[r].size(), from[r].size())), from[r]);
+}
+
 void LoopbackLink::all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point /*deadline*/) {
   expect_running();
   visit(0, std::vector(to.size(), to[rank_]));

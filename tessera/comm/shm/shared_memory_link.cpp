@@ -74,6 +74,35 @@ void SharedMemoryLink::all_gather(ConstBytes own, std::span<const Bytes> from, C
   }
 }
 
+void SharedMemoryLink::exchange(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) {
+  peers_->expect_running();
+  const auto self = static_cast<size_t>(rank());
+  // A slot has the size of its rank's longest message, by which after the first turn all ranks know how many turns there are, and a part
+  // for each rank.
+  constexpr size_t kHead = 64;
+  const size_t part_size = (kSlot - kHead) / to.size() / 64 * 64;
+  size_t own_longest = 0;
+  for (size_t r = 0; r < to.size(); r++) {
+    if (r != self) own_longest = std::max(own_longest, to[r].size());
+  }
+  const auto copy = copy_of(own_longest * to.size());
+  for (size_t begin = 0, longest = 1; begin < longest; begin += part_size) {
+    turn_++;
+    std::memcpy(slot(rank()), &own_longest, sizeof own_longest);
+    for (size_t r = 0; r < to.size(); r++) {
+      const auto part = byte_range(to[r], begin, part_size);
+      if (r != self) copy(slot(rank()) + kHead + r * part_size, part.data(), part.size());
+    }
+    next_turn(deadline);
+    for (size_t r = 0; r < from.size(); r++) {
+      const auto* const theirs = slot(static_cast<int>(r));
+      longest = std::max(longest, *reinterpret_cast<const size_t*>(theirs));
+      const auto part = byte_range(from[r], begin, part_size);
+      if (r != self) copy(part.data(), theirs + kHead + self * part_size, part.size());
+    }
+  }
+}
+
 void SharedMemoryLink::all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) {
   peers_->expect_running();
   const auto self = static_cast<size_t>(rank());

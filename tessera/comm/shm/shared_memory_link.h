@@ -21,6 +21,7 @@ class SharedMemoryLink final : public Link {
   std::span<const int> world_ranks() const override { return peers_->world_ranks(); }
   void combine(Digest& digest, Clock::time_point deadline) override;
   void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override;
+  void exchange(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override;
   void all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) override;
   std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) override;
   SharedAttempt share(const AreaShape& shape, Clock::time_point deadline) override;

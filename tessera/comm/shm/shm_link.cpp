@@ -32,24 +32,29 @@ std::string why_no_shm() {
 
 Connection connect_shm(const Meeting& meeting) {
   const auto& identity = meeting.identity;
+  const auto& topology = meeting.topology;
+  const auto here = topology.ranks_on(topology.host_of(identity.rank));
+  const auto size = static_cast<int>(here.size()), leader = here.front();
   const StartWait wait{.end = meeting.end};
   AllOrNone step;
   std::optional<SharedBlock> block;
   std::string ticket;
-  if (identity.rank == 0) {
+  if (identity.rank == leader) {
     step.attempt([&] {
-      block = SharedBlock::make(SharedBlock::Source::Memfd, SharedMemoryLink::block_size(identity.world_size));
+      block = SharedBlock::make(SharedBlock::Source::Memfd, SharedMemoryLink::block_size(size));
       ticket = pack(block->ticket());
     });
   }
   const auto tickets = exchange(meeting.store, identity, "shm/ticket", ticket, wait);
-  if (identity.rank != 0 && !tickets.front().empty()) step.attempt([&] { block = SharedBlock::open(unpack(tickets.front())); });
+  const auto& found = tickets[static_cast<size_t>(leader)];
+  if (identity.rank != leader && !found.empty()) step.attempt([&] { block = SharedBlock::open(unpack(found)); });
   const auto troubles = exchange(meeting.store, identity, "shm/opened", step.trouble(), wait);
-  if (const auto found = AllOrNone::first(troubles)) {
-    return {.why_not = fmt::format("rank {}: {}", found->rank, found->words)};
+  if (const auto first = AllOrNone::first(troubles)) {
+    return {.why_not = fmt::format("rank {}: {}", first->rank, first->words)};
   }
   block->seal();
-  return {.link = std::make_unique<SharedMemoryLink>(std::move(*block), identity.rank, all_ranks(identity.world_size))};
+  std::vector<int> ranks(here.begin(), here.end());
+  return {.link = std::make_unique<SharedMemoryLink>(std::move(*block), topology.place_of(identity.rank), std::move(ranks))};
 }
 
 }  // namespace tessera

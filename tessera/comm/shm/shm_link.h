@@ -1,4 +1,4 @@
-// A link through shared memory among processes of one host, which find the memory through the store.
+// Links through shared memory among the processes of each host, which find the memory through the store.
 #pragma once
 
 #include "tessera/comm/engine.h"
@@ -6,7 +6,8 @@
 namespace tessera {
 
 std::string why_no_shm();
-/// Throws TimeoutError if ranks are still missing at the end of the start's time limit.
+/// Connects the ranks of this host; all ranks of the meeting call it, on all hosts. Throws TimeoutError if ranks are still missing at the
+/// end of the start's time limit.
 Connection connect_shm(const Meeting& meeting);
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/device/own_device.h"
 #include "tessera/comm/engine.h"
+#include "tessera/comm/levels/levels_link.h"
 #include "tessera/comm/shm/shared_memory_link.h"
 
 namespace tessera {
@@ -67,11 +68,23 @@ void run_ranks(int size, const std::function<void(Communicator world)>& program,
   if (size < 1) throw UsageError("a world needs at least one rank, not {}", size);
   const auto topology = options.host_of.empty() ? Topology::one_host(size) : Topology(options.host_of);
   if (topology.ranks() != size) throw UsageError("{} hosts were named for {} ranks; name one for each", topology.ranks(), size);
-  const auto block = SharedBlock::make(SharedBlock::Source::Heap, SharedMemoryLink::block_size(size));
+  const auto block_of = [](int ranks) { return SharedBlock::make(SharedBlock::Source::Heap, SharedMemoryLink::block_size(ranks)); };
+  const auto block = block_of(size);
+  std::vector<SharedBlock> hosts;  // the blocks of the hosts, if there are two levels
+  if (topology.hosts() > 1 && topology.hosts() < size) {
+    for (int host = 0; host < topology.hosts(); host++) hosts.push_back(block_of(static_cast<int>(topology.ranks_on(host).size())));
+  }
   const auto device = own_device(options.device.value_or(default_device()), 0);
   std::vector<Communicator> worlds;
   for (int rank = 0; rank < size; rank++) {
-    auto link = std::make_unique<SharedMemoryLink>(block, rank, all_ranks(size));
+    std::shared_ptr<Link> link = std::make_shared<SharedMemoryLink>(block, rank, all_ranks(size));
+    if (!hosts.empty()) {
+      const int host = topology.host_of(rank);
+      const auto here = topology.ranks_on(host);
+      auto inner = std::make_shared<SharedMemoryLink>(hosts[static_cast<size_t>(host)], topology.place_of(rank),
+                                                      std::vector(here.begin(), here.end()));
+      link = std::make_shared<LevelsLink>(std::move(inner), std::move(link), topology);
+    }
     worlds.push_back(
         world_over({.link = std::move(link)}, {.name = "threads", .topology = topology, .device = device}).with_limit(options.limit));
   }

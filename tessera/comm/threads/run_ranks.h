@@ -10,7 +10,8 @@ namespace tessera {
 
 struct ThreadOptions {
   std::chrono::milliseconds limit = kOperationLimit;
-  std::vector<int> host_of = {};  // simulates several hosts: host_of[r] is the number of rank r's host
+  /// Simulates several hosts: host_of[r] is the number of rank r's host. If a host has several ranks, data moves over two levels.
+  std::vector<int> host_of = {};
   /// The device of the ranks' tensors; that of TESSERA_DEVICE unless given. All ranks share it, and their data goes through host memory.
   std::optional<c10::Device> device = {};
 };

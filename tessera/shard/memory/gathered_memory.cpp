@@ -228,13 +228,17 @@ class ScatteredGradients final : public GradientPacking {
 
 }  // namespace
 
+std::unique_ptr<GradientPacking> scattered_gradients(const Communicator& shard) {
+  return std::make_unique<ScatteredGradients>(shard);
+}
+
 UnitMemory gathered_memory(const Communicator& shard, std::optional<DiskMemoryOptions> disk, std::optional<c10::Device> copied_to) {
   auto reads = copied_to ? std::make_unique<DeviceReads>(*copied_to) : nullptr;
   return {.residence = copied_to ? "gathered, host" : "gathered",
           .disk = disk,
           .chunks = std::make_unique<GatheredChunks>(shard, disk, reads.get()),
           .turns = reads ? std::move(reads) : std::make_unique<Turns>(),
-          .gradients = std::make_unique<ScatteredGradients>(shard)};
+          .gradients = scattered_gradients(shard)};
 }
 
 }  // namespace tessera

@@ -1,9 +1,11 @@
-// Node-shared unit memory: the chunks of all ranks of a host lie in one shared mapping in rank order, so the mapping is the unsharded unit.
+// Node-shared unit memory: the chunks of all ranks lie in a mapping that the ranks of a host share, in rank order, so the mapping is the
+// unsharded unit. If the ranks are on several hosts, each host has such a mapping, and fetches the chunks of other hosts once for each
+// version.
 //
 // No rank may write a chunk that another rank still reads, or read a chunk before its owner has written it. For every unit, each rank
 // counts which version it has published and which version it is done reading, and waits for the counters of the other ranks. A rank that
 // has resharded a unit may read it again (in backward, or for a second batch), so it counts as done reading only when it enters its own
-// step.
+// step. The counters are those of the ranks of one host: what is fetched is written only when all ranks have come to read the new version.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -29,15 +31,18 @@ MemoryPtr memory_of(const SharedArea& area, std::byte* begin) {
 /// The shared memory of a unit.
 struct Shared {
   struct Place {
-    std::shared_ptr<SharedArea> area;
     MemoryPtr all;    // the chunks of all ranks
+    std::byte* own;   // this rank's chunk
     at::Tensor copy;  // the copy that other ranks read if this rank's own chunk is in private memory; else undefined
   };
 
   const Communicator shard;
-  const std::shared_ptr<SharedArea> control;  // holds the version counters of all ranks
-  const std::shared_ptr<GradientSlots> slots = GradientSlots::of(shard);
-  std::vector<Place> places = {};  // one place for each buffer
+  const std::shared_ptr<SharedArea> control;   // holds the version counters of the ranks of this host
+  const std::shared_ptr<GradientSlots> slots;  // null if the ranks are on several hosts
+  std::vector<Place> places = {};              // one place for each buffer
+  uint32_t fetched = 0;                        // the counter value of the version that lies in the memory of all hosts
+
+  bool has_one_host() const { return slots != nullptr; }
 };
 using SharedPtr = std::shared_ptr<Shared>;
 
@@ -46,41 +51,80 @@ uint32_t after(const Subject& subject) {
   return static_cast<uint32_t>(subject.version) + 1;
 }
 
+/// Notes that a version has been fetched from the other hosts.
+struct Fetch final : Work::State {
+  Fetch(SharedPtr shared, Works gathers, uint32_t version) : shared(std::move(shared)), gathers(std::move(gathers)), version(version) {}
+
+  void wait() override {
+    for (const auto& work : gathers) work.wait();
+    shared->fetched = version;
+  }
+  bool done() const override { return shared->fetched == version; }
+
+  const SharedPtr shared;
+  const Works gathers;
+  const uint32_t version;
+};
+
 class SharedChunks final : public Chunks {
  public:
-  explicit SharedChunks(SharedPtr shared) : shared_(std::move(shared)) {}
+  explicit SharedChunks(SharedPtr shared) : shared_(std::move(shared)) {
+    const auto& topology = shared_->shard.topology();
+    const int own = shared_->shard.rank(), host = topology.host_of(own);
+    for (int rank = 0; rank < topology.ranks(); rank++) {
+      if (topology.host_of(rank) != host && topology.partner(rank, host) == own) senders_++;
+    }
+  }
 
   MemoryPtr add(const BufferPlan& plan) override {
     const auto sent = plan.codec->sent(plan.dtype, plan.chunk);
     const auto bytes = static_cast<size_t>(sent.numel) * c10::elementSize(sent.dtype);
     const auto ranks = static_cast<size_t>(shared_->shard.size());
-    const auto attempt = shared_->shard.share({.bytes_per_rank = bytes}, {.unit = "parameters"});
+    const auto attempt = shared_->shard.share({.bytes_per_rank = bytes, .among = Among::Host}, {.unit = "parameters"});
     if (!attempt.area) {
       throw IoError("no shared memory for a unit of {} bytes: {}; shard with .residence = tessera::Residence::Gathered", bytes * ranks,
                     attempt.why_not);
     }
     const auto& area = *attempt.area;
     const bool encodes = plan.codec->encodes(plan.dtype);
-    const auto own = at::TensorOptions().dtype(sent.dtype);
-    shared_->places.push_back({.area = attempt.area,
-                               .all = memory_of(area, area.part(0)),
-                               .copy = encodes ? at::from_blob(area.part(area.rank()), {sent.numel}, own) : at::Tensor()});
+    auto* const own = area.part(0) + static_cast<size_t>(shared_->shard.rank()) * bytes;
+    shared_->places.push_back({.all = memory_of(area, area.part(0)),
+                               .own = own,
+                               .copy = encodes ? at::from_blob(own, {sent.numel}, at::TensorOptions(sent.dtype)) : at::Tensor()});
     if (plan.trained) trained_bytes_ += bytes * ranks;
-    shared_->slots->reserve(trained_bytes_);
-    if (!encodes) return memory_of(area, area.part(area.rank()));
+    if (shared_->has_one_host()) shared_->slots->reserve(trained_bytes_);
+    if (!encodes) return memory_of(area, own);
     return allocate_memory(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype), plan.device, plan.unit);
   }
 
-  Works fill(std::span<const Buffer> buffers, const Subject& /*subject*/, std::span<at::Tensor> /*operands*/) override {
+  Works fill(std::span<const Buffer> buffers, const Subject& subject, std::span<at::Tensor> /*operands*/) override {
     shared_->control->expect_in_step();
     for (const auto& buffer : buffers) buffer.unsharded->attach(shared_->places[buffer.number].all);
-    return {};
+    fetched_bytes_ = 0;
+    if (shared_->has_one_host() || shared_->fetched == after(subject)) return {};
+    Works works;
+    for_each_group(
+        buffers, [](const Buffer& buffer) { return buffer.unsharded_dtype(); },
+        [&](std::span<const Buffer> run) {
+          c10::SmallVector<Piece, 2> pieces;
+          for (const auto& buffer : run) {
+            const auto whole = buffer.unsharded->memory_view(buffer.unsharded_dtype());
+            pieces.push_back({.whole = whole, .own = whole.chunk(shared_->shard.size())[static_cast<size_t>(shared_->shard.rank())]});
+            fetched_bytes_ += pieces.back().own.nbytes() * senders_;
+          }
+          works.push_back(shared_->shard.all_gather_on_host(pieces, subject));
+        });
+    works.push_back(Work(std::make_shared<Fetch>(shared_, works, after(subject))));
+    return works;
   }
 
   bool in_place(const Buffer& /*buffer*/) const override { return true; }
+  uint64_t fetched_bytes() const override { return fetched_bytes_; }
 
  private:
   const SharedPtr shared_;
+  uint64_t senders_ = 0;  // how many ranks of other hosts send their chunks to this rank
+  uint64_t fetched_bytes_ = 0;
   size_t trained_bytes_ = 0;
 };
 
@@ -127,8 +171,7 @@ class VersionCounts final : public Turns {
   bool keep_copy(size_t buffer, const at::Tensor& own) override {
     auto& place = shared_->places[buffer];
     if (place.copy.defined()) return false;
-    const auto& area = *place.area;
-    place.copy = at::from_blob(area.part(area.rank()), {own.numel()}, own.options());
+    place.copy = at::from_blob(place.own, {own.numel()}, own.options());
     return true;
   }
 
@@ -154,7 +197,8 @@ class VersionCounts final : public Turns {
   void reset(const Subject& subject, bool again) override {
     if (again) control().reach(kDone, after(subject) - 1);
     control().back_in_step();
-    shared_->slots->reset();
+    shared_->fetched = 0;
+    if (shared_->has_one_host()) shared_->slots->reset();
   }
 
  private:
@@ -212,14 +256,22 @@ class SlotGradients final : public GradientPacking {
 }  // namespace
 
 std::optional<UnitMemory> node_shared_memory(const Communicator& shard, std::string& why_not) {
-  auto attempt = shard.share({.bytes_per_rank = 0, .counters = kVersionCounters}, {.unit = "version counters"});
+  auto attempt = shard.share({.bytes_per_rank = 0, .counters = kVersionCounters, .among = Among::Host}, {.unit = "version counters"});
   why_not = attempt.why_not;
   if (!attempt.area) return std::nullopt;
-  const SharedPtr shared(new Shared{.shard = shard, .control = std::move(attempt.area)});
+  const bool has_one_host = shard.topology().hosts() == 1;
+  const SharedPtr shared(
+      new Shared{.shard = shard, .control = std::move(attempt.area), .slots = has_one_host ? GradientSlots::of(shard) : nullptr});
+  std::unique_ptr<GradientPacking> gradients;
+  if (has_one_host) {
+    gradients = std::make_unique<SlotGradients>(shared);
+  } else {
+    gradients = scattered_gradients(shard);
+  }
   return UnitMemory{.residence = "node-shared",
                     .chunks = std::make_unique<SharedChunks>(shared),
                     .turns = std::make_unique<VersionCounts>(shared),
-                    .gradients = std::make_unique<SlotGradients>(shared)};
+                    .gradients = std::move(gradients)};
 }
 
 }  // namespace tessera

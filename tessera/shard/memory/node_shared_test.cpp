@@ -16,6 +16,7 @@
 #include "tessera/shard/report.h"
 #include "tessera/shard/training.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/units.h"
 #include "tests/testing/net.h"
 
 namespace tessera::testing::node_shared_test {
@@ -207,8 +208,10 @@ struct Case {
   By by;
   int ranks;
   bool narrow;
+  std::vector<int> host_of = {};
   friend std::ostream& operator<<(std::ostream& out, const Case& self) {
-    return out << self.script << (self.by == By::OurOptimizer ? "_Ours_" : "_Torch_") << self.ranks << (self.narrow ? "_Narrow" : "");
+    return out << self.script << (self.by == By::OurOptimizer ? "_Ours_" : "_Torch_") << self.ranks << (self.narrow ? "_Narrow" : "")
+               << (self.host_of.empty() ? "" : "_TwoHosts");
   }
 };
 
@@ -217,6 +220,7 @@ std::vector<Case> all_cases() {
   for (const auto& script : kScripts) {
     for (const auto by : {By::OurOptimizer, By::TorchOptimizer}) {
       for (const int ranks : {1, 2, 3}) cases.push_back({.script = script, .by = by, .ranks = ranks, .narrow = ranks == 2});
+      cases.push_back({.script = script, .by = by, .ranks = 3, .narrow = by == By::TorchOptimizer, .host_of = {0, 0, 1}});
     }
   }
   return cases;
@@ -234,10 +238,11 @@ std::vector<double> numbers_of(const Communicator& world, const Case& test, Resi
 
 TEST_P(RanksInHaste, GiveTheNumbersOfGatheredParameters) {
   const auto& test = GetParam();
-  with_ranks(test.ranks, [&](const Communicator& world) {
+  const auto program = [&](const Communicator& world) {
     const auto expected = numbers_of(world, test, Residence::Gathered, false);
     EXPECT_EQ(numbers_of(world, test, Residence::NodeShared, true), expected);
-  });
+  };
+  with_ranks(test.ranks, program, test.host_of);
 }
 
 INSTANTIATE_TEST_SUITE_P(, RanksInHaste, ::testing::ValuesIn(all_cases()), ::testing::PrintToStringParamName());
@@ -259,6 +264,62 @@ TEST(NodeShared, MovesNoParametersAndKeepsOneCopy) {
     const auto shard = parameters(*net->a).front();
     EXPECT_EQ(whole == static_cast<const std::byte*>(shard.const_data_ptr()), world.rank() == 0);
   });
+}
+
+/// What the ranks of each host sent to the other, in bytes.
+std::vector<uint64_t> sent_across(const Communicator& world, Operation operation) {
+  std::vector<uint64_t> of_host(static_cast<size_t>(world.topology().hosts()));
+  const auto all = world.texts(std::to_string(world.traffic(operation).across), {});
+  for (int rank = 0; rank < world.size(); rank++) of_host[static_cast<size_t>(world.topology().host_of(rank))] += std::stoull(all[rank]);
+  return of_host;
+}
+
+class OverHosts : public ::testing::TestWithParam<std::vector<int>> {};
+
+TEST_P(OverHosts, ParametersCrossTheNetworkOnceForEachVersion) {
+  const auto program = [](const Communicator& world) {
+    auto net = net_in(Residence::NodeShared, world);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    uint64_t model = 0;  // bytes, with the padding of the layout
+    for (const auto& unit : units(*net)) {
+      for (const auto& buffer : unit->buffers()) model += buffer.own.nbytes() * static_cast<uint64_t>(world.size());
+    }
+    for (int step = 0; step < 3; step++) {
+      world.reset_traffic();
+      const auto before = counters(*net).gathered_bytes;
+      for (int pass = 0; pass < 2; pass++) loss_of(net, world.rank(), pass).backward();  // the second pass fetches nothing
+      optimizer.step();
+      optimizer.zero_grad();
+      const auto sent = sent_across(world, Operation::AllGather), reduced = sent_across(world, Operation::ReduceScatter);
+      for (int host = 0; host < 2; host++) {
+        const auto on_host = [&](int which) { return static_cast<uint64_t>(std::ssize(world.topology().ranks_on(which))); };
+        EXPECT_EQ(sent[host], model * on_host(host) / static_cast<uint64_t>(world.size()));
+        EXPECT_EQ(reduced[host], 2 * model * on_host(1 - host) / static_cast<uint64_t>(world.size())) << "the sums of two passes";
+      }
+      uint64_t received = 0;
+      for (const auto& each : world.texts(std::to_string(counters(*net).gathered_bytes - before), {})) received += std::stoull(each);
+      EXPECT_EQ(received, model);
+      EXPECT_EQ(counters(*net).peak_unsharded_bytes, 0U);
+    }
+    EXPECT_THAT(describe(*net), HasSubstr("node-shared"));
+  };
+  with_ranks(static_cast<int>(GetParam().size()), program, GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(, OverHosts, ::testing::Values(std::vector{0, 0, 1, 1}, std::vector{0, 1, 1, 0, 1}));
+
+TEST(NodeShared, IsChosenOverHostsByNameOnly) {
+  const auto on_two_hosts = [](const Communicator& world) {
+    EXPECT_THAT(describe(*net_in(Residence::Auto, world)), HasSubstr("gathered"));
+    auto within = seeded_net();
+    fully_shard(within, {.mesh = Mesh::by_host(world)});
+    EXPECT_THAT(describe(*within), HasSubstr("node-shared")) << "each replica is on one host";
+  };
+  with_ranks(4, on_two_hosts, {0, 0, 1, 1});
+  const auto apart = [](const Communicator& world) {
+    EXPECT_THAT(message_of<ConfigError>([&] { net_in(Residence::NodeShared, world); }), HasSubstr("the ranks are on 2 hosts"));
+  };
+  with_ranks(2, apart, {0, 1});
 }
 
 TEST(NodeShared, IsWhatRanksOfOneHostChoose) {

@@ -72,7 +72,7 @@ uint64_t UnitMemory::unsharded_bytes(std::span<const Buffer> buffers) const {
 }
 
 uint64_t UnitMemory::gathered_bytes(std::span<const Buffer> buffers, int ranks) const {
-  uint64_t bytes = 0;
+  uint64_t bytes = chunks->fetched_bytes();
   for (const auto& buffer : buffers) {
     if (chunks->in_place(buffer)) continue;
     const auto sent = buffer.sent_form();
@@ -116,6 +116,12 @@ UnitMemory make_unit_memory(const ShardOptions& options, bool decodes, at::Devic
     why_not = fmt::format("the parameters are on {}, not in host memory", device.str());
   } else if (decodes) {
     why_not = "their codec decodes the values that were sent, which every rank does in memory of its own";
+  } else if (const auto& traits = shard.traits(); residence == Residence::Auto && traits.levels == 2) {
+    const int here = static_cast<int>(traits.topology.ranks_on(traits.topology.host_of(shard.rank())).size());
+    why_not = fmt::format(
+        "the ranks are on {} hosts; residence node-shared would send parameters once for each version, not once for each use, but keep "
+        "all of them in the memory of each host: 1/{} of the parameters a rank on this host, instead of 1/{}",
+        traits.topology.hosts(), here, shard.size());
   } else if (auto shared = node_shared_memory(shard, why_not)) {
     return std::move(*shared);
   }

@@ -74,11 +74,13 @@ class Chunks {
   virtual Works fill(std::span<const Buffer> buffers, const Subject& subject, std::span<at::Tensor> operands) = 0;
   /// Whether the unsharded memory of a buffer is where the chunks lie, so that unsharding takes no memory.
   virtual bool in_place(const Buffer& buffer) const = 0;
+  /// Bytes that this rank receives from other hosts by the last fill() of chunks that lie in place.
+  virtual uint64_t fetched_bytes() const { return 0; }
 };
 
-/// Makes ranks take turns if other ranks, or a device, read this rank's chunk in place: no rank may write a chunk that another rank still
-/// reads, or read a chunk before its owner has written it. This base class is for chunks that only their owner reads, so its functions wait
-/// for nothing.
+/// Makes ranks take turns if other ranks of the host, or a device, read this rank's chunk in place: no rank may write a chunk that another
+/// rank still reads, or read a chunk before its owner has written it. This base class is for chunks that only their owner reads, so its
+/// functions wait for nothing.
 class Turns {
  public:
   virtual ~Turns() = default;
@@ -188,9 +190,13 @@ struct UnitMemory {
 UnitMemory gathered_memory(const Communicator& shard, std::optional<DiskMemoryOptions> disk = {},
                            std::optional<c10::Device> copied_to = {});
 
-/// Memory that the ranks of one host share: their chunks lie in rank order, so a unit is unsharded without a copy. Returns nothing, and the
-/// reason in `why_not`, if the ranks can't share memory. Collective.
+/// Memory that the ranks of a host share: the chunks of all ranks lie in rank order, so a unit is unsharded without a copy. Over two
+/// levels, the chunks of other hosts are fetched once for each version. Returns nothing, and the reason in `why_not`, if the ranks can't
+/// share memory. Collective.
 std::optional<UnitMemory> node_shared_memory(const Communicator& shard, std::string& why_not);
+
+/// Gradients that are packed into memory of their own and reduce-scattered.
+std::unique_ptr<GradientPacking> scattered_gradients(const Communicator& shard);
 
 /// The memory that ShardOptions::residence and TESSERA_RESIDENCE ask for. `decodes`: whether the codec decodes some of the unit's values.
 /// Collective.
