@@ -167,7 +167,8 @@ class _Clock:
 
 
 def step(strategy, cluster, units, compute, update=0):
-    """Of a model with units of these sizes, in the order of forward. `compute`: forward and backward, which takes twice as long; `update`: the optimizer."""
+    """Of a model with units of these sizes, in the order of forward. `compute`: forward and backward, which takes twice as long; `update`: the
+    optimizer."""
     clock = _Clock(strategy, cluster)
     clock.run(units, compute / 3, lambda _: strategy.gather is not None, reduces=False)
     # The unit that forward has used last is still there.
