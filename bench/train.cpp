@@ -31,7 +31,8 @@ struct Flags : bench::TrainingFlags {
   std::string residence = "auto", device = "cpu", optimizer = "tessera";
   int64_t heads = 8, length = 256;
   bool whole = false, in_backward = false, narrow_parameters = false, checkpointing = false, whole_scores = false, state_on_disk = false,
-       lora = false, qlora = false, adamw8bit = false;
+       lora = false, qlora = false, adamw8bit = false, by_host = false;
+  int zero = 3;
 
   bool is_narrow() const { return dtype == "bf16"; }
   /// Whether the model gets its activations in bfloat16.
@@ -196,9 +197,11 @@ double milliseconds(Clock::time_point begin) {
   return 1e3 * bench::seconds_since(begin);
 }
 
-uint64_t bytes_sent(const Communicator& world) {
+/// Bytes that this rank has sent in the world and in the groups that a mesh has made of it: all, or those to other hosts.
+uint64_t bytes_sent(const Communicator& world, uint64_t Traffic::* which) {
   uint64_t all = 0;
-  for (const auto operation : {Operation::AllGather, Operation::ReduceScatter, Operation::AllReduce}) all += world.traffic(operation).bytes;
+  for (const auto operation : {Operation::AllGather, Operation::ReduceScatter, Operation::AllReduce}) all += world.traffic(operation).*which;
+  for (const auto& part : world.parts()) all += bytes_sent(part, which);
   return all;
 }
 
@@ -225,8 +228,11 @@ void run(const Flags& flags) {
   if (flags.qlora) nn::quantize(*subject.module);
   if (flags.lora || flags.qlora) lora::apply(*subject.module, {.r = 8});
   if (flags.model == "gpt") set_start_values(*subject.module);
+  size_t parameter_bytes = 0;
+  for (const auto& parameter : subject.module->parameters()) parameter_bytes += parameter.nbytes();
   if (!flags.whole) {
-    ShardOptions options{.mesh = world};
+    ShardOptions options{.mesh = flags.by_host ? Mesh::by_host(world) : Mesh(world)};
+    if (flags.zero == 2) options.reshard_after_forward = false;
     if (flags.is_narrow() && !flags.narrow_parameters) options.mixed_precision.param_dtype = torch::kBFloat16;
     if (flags.residence == "gathered") options.residence = Residence::Gathered;
     if (flags.residence == "node-shared") options.residence = Residence::NodeShared;
@@ -265,6 +271,7 @@ void run(const Flags& flags) {
     if (step == 0 && flags.warmup > 0) count.emplace();
     if (step == flags.warmup) {
       world.reset_traffic();
+      for (const auto& part : world.parts()) part.reset_traffic();
       if (kind != c10::kCPU) c10::getDeviceAllocator(kind)->resetPeakStats(device.index());
     }
     world.barrier();
@@ -291,7 +298,7 @@ void run(const Flags& flags) {
                         {"min_ms", std::ranges::min(times, {}, &Times::all).all},
                         {"pass_ms", std::ranges::min(times, {}, &Times::pass).pass},
                         {"queued_ms", median_of<&Times::queued>(times)},
-                        {"bytes_per_step", bytes_sent(world) / static_cast<uint64_t>(std::max(1, flags.steps))},
+                        {"bytes_per_step", bytes_sent(world, &Traffic::bytes) / static_cast<uint64_t>(std::max(1, flags.steps))},
                         {"operators", operators}};
   if (kind != c10::kCPU) {
     // Measures steps as in training, where the host does not wait for the device between steps.
@@ -309,6 +316,9 @@ void run(const Flags& flags) {
     row["peak_mb"] = static_cast<double>(stats.allocated_bytes[0].peak) / 1e6;  // the first is the sum over all pools
     row["reserved_mb"] = static_cast<double>(stats.reserved_bytes[0].peak) / 1e6;
   }
+  const auto across = static_cast<double>(bytes_sent(world, &Traffic::across));
+  row["across_per_step"] = bench::over_ranks(world, across, Reduce::Sum, flags.whole ? c10::kCPU : device) / std::max(1, flags.steps);
+  row["parameter_bytes"] = parameter_bytes;
   row["pss_mb"] = bench::over_ranks(world, bench::own_megabytes(), Reduce::Sum, flags.whole ? c10::kCPU : device);
   row["loss"] = loss.item<double>();
   if (world.rank() == 0) fmt::print("{}\n", row.dump());
@@ -321,6 +331,7 @@ int main(int argc, char** argv) {
   Flags flags;
   flags.add_to(app, {"gpt", "llama", "mlp", "cnn", "resnet50", "vit"});
   app.add_option("--residence", flags.residence)->check(CLI::IsMember({"auto", "gathered", "node-shared"}))->capture_default_str();
+  app.add_option("--zero", flags.zero, "2 keeps gathered parameters from forward to backward")->check(CLI::Range(2, 3))->capture_default_str();
   app.add_option("--device", flags.device, "Such as cuda")->capture_default_str();
   app.add_option("--optimizer", flags.optimizer, "AdamW of Tessera, torch::optim, or libtorch's operator for all parameters at once")
       ->check(CLI::IsMember({"tessera", "torch", "fused"}))
@@ -329,6 +340,7 @@ int main(int argc, char** argv) {
   app.add_option("--heads", flags.heads, "Of gpt")->check(CLI::Range(1, 1'000))->capture_default_str();
   app.add_option("--length", flags.length, "Of gpt and llama, in tokens")->check(CLI::Range(1, 1'000'000))->capture_default_str();
   app.add_flag("--whole", flags.whole, "One process, not sharded");
+  app.add_flag("--by-host", flags.by_host, "Shards within each host, and replicas across hosts")->excludes("--whole");
   app.add_flag("--checkpointing", flags.checkpointing, "Compute the activations of a unit again in backward")->excludes("--whole");
   app.add_flag("--lora", flags.lora, "Train only adapters of rank 8 in all linear layers");
   app.add_flag("--qlora", flags.qlora, "As --lora, with frozen weights in NF4");

@@ -131,6 +131,7 @@ foreach(_program IN LISTS _test_programs)
 endforeach()
 
 add_dependencies(test_cli tessera_cli tessera_cli_models)
+target_sources(test_cli PRIVATE "${PROJECT_SOURCE_DIR}/tessera/cli/speed.cpp")  # whose report of given numbers is tested
 if(PJRT_INCLUDE_DIR)
   add_dependencies(test_cli tessera_cli_xla)
 endif()
@@ -367,6 +368,7 @@ other_test(house/rooms COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/test
 other_test(cli/launch_test SAYS "launch: 3 ranks.*.rank 0. shm: 3 ranks.*.rank 0.   errors +ok"
   COMMAND $<TARGET_FILE:tessera_cli> launch --nproc-per-node 3 $<TARGET_FILE:tessera_cli> test)
 other_test(cli/test SAYS "all transports keep their promises" COMMAND $<TARGET_FILE:tessera_cli> test)
+other_test(cli/test_speed SAYS "shm: 2 ranks.*computing.*within a host, bandwidth.*slow:" COMMAND $<TARGET_FILE:tessera_cli> test --speed --transport shm)
 other_test(cli/test_on_a_full_disk STATUS 1 SAYS "standard output can't be written: No space left on device"
   COMMAND sh -c "'$<TARGET_FILE:tessera_cli>' test --transport self >/dev/full")
 other_test(cli/nine_ranks SAYS "threads: 9 ranks.*all transports keep" COMMAND $<TARGET_FILE:tessera_cli> test --transport threads --ranks 9)
@@ -485,6 +487,11 @@ if(Libtorch_PYTHON)
     COMMAND ${Libtorch_PYTHON} -m torch.distributed.run --standalone --no-python --nproc-per-node 1 $<TARGET_FILE:tessera_cli> ckpt inspect no/such/checkpoint)
 endif()
 
+if(MPIRUN AND Libtorch_PYTHON)
+  other_test(guides/clusters_mpirun.sh COMMAND "${Libtorch_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/guides/clusters.py" "${PROJECT_SOURCE_DIR}"
+    $<TARGET_FILE_DIR:mnist> mpirun.sh)
+endif()
+
 # One training by every launcher has the same losses. With --long also by a Slurm of two nodes, which the test makes.
 find_program(HYDRA mpiexec.hydra)
 if(MPIRUN AND HYDRA AND Libtorch_PYTHON)
@@ -562,6 +569,15 @@ other_test(install/package COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/
 
 # The pages: their listings stand in the examples, and their command lines are run as a reader would.
 other_test(guides/listings COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" listings "${PROJECT_SOURCE_DIR}")
+find_program(BASH bash)
+other_test(guides/scaling COMMAND ${BASH} -c "set -o pipefail && bench/scaling --tables | (! grep -Fxv -f docs/scaling.md)")
+set_tests_properties(guides/scaling PROPERTIES WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+if(Libtorch_PYTHON)  # which reads YAML
+  foreach(_job IN ITEMS slurm.sh kubernetes.yaml)
+    other_test(guides/clusters_${_job} COMMAND "${Libtorch_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/guides/clusters.py" "${PROJECT_SOURCE_DIR}"
+      $<TARGET_FILE_DIR:mnist> ${_job})
+  endforeach()
+endif()
 other_test(guides/mistakes COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/mistakes.py" "${PROJECT_BINARY_DIR}")
 file(GLOB _pages CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/docs/*.md")
 if(NOT PJRT_INCLUDE_DIR)

@@ -1,4 +1,4 @@
-// `tessera test`: runs the conformance checks over each transport and prints a result for every operation.
+// `tessera test`: runs the conformance checks over each transport and prints a result for every operation, or measures speed.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -24,6 +24,7 @@
 #include "tessera/cli/known_words.h"
 #include "tessera/cli/launch/ranks_here.h"
 #include "tessera/cli/output.h"
+#include "tessera/cli/speed.h"
 #include "tessera/comm/conformance.h"
 #include "tessera/comm/engines.h"
 #include "tessera/comm/init.h"
@@ -38,6 +39,7 @@ struct TestFlags {
   std::string transport = "all";
   int ranks = 2;
   double limit_s = 60;
+  bool speed = false;  // measures instead of checking
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
 
   /// The time left until the limit, at least a millisecond.
@@ -126,8 +128,13 @@ Checked run_checks(const Communicator& world, const std::string& operation, std:
   return verdict;
 }
 
-/// Runs all checks, operation by operation; rank 0 prints a line for each operation. Collective. Returns whether all passed on all ranks.
-bool report(const Communicator& world) {
+/// Runs all checks, operation by operation, or measures speed; rank 0 prints. Collective. Returns whether all checks passed on all ranks.
+bool report(const Communicator& world, const TestFlags& flags) {
+  if (flags.speed) {
+    measure_speed(world);
+    std::fflush(stdout);
+    return true;
+  }
   const auto checks = conformance_checks(world);
   std::vector<std::string> operations;
   for (const auto& check : checks) {
@@ -157,9 +164,11 @@ bool test_processes(const std::string& transport, const TestFlags& flags) {
   const auto limit_of_ranks = limit * 4 / 5;  // shorter, so that ranks can say for which rank they have waited
   const auto secret = random_secret();
   std::vector<Process> ranks;
+  std::vector<std::string> command = {this_program(), "test", "--limit", fmt::format("{}", static_cast<double>(limit_of_ranks.count()) / 1e3)};
+  if (flags.speed) command.emplace_back("--speed");
   for (int rank = 0; rank < flags.ranks; rank++) {
     ranks.emplace_back(
-        std::vector<std::string>{this_program(), "test", "--limit", fmt::format("{}", static_cast<double>(limit_of_ranks.count()) / 1e3)},
+        command,
         std::map<std::string, std::string>{{"RANK", std::to_string(rank)},
                                            {"WORLD_SIZE", std::to_string(flags.ranks)},
                                            {"MASTER_ADDR", "127.0.0.1"},
@@ -208,7 +217,7 @@ bool test_engine(const Engine& engine, const TestFlags& flags) {
     engine.run(
         ranks,
         [&](const Communicator& world) {
-          if (!report(world)) good = false;
+          if (!report(world, flags)) good = false;
         },
         flags.left());
     return good;
@@ -223,7 +232,7 @@ bool test_as_rank(const TestFlags& flags) {
   const auto world = init({.start_limit = flags.left(), .operation_limit = flags.left()});
   if (world.rank() == 0 && !env(kStartedByTest))
     fmt::print("{}: {} rank{}\n", world.traits().name, world.size(), world.size() == 1 ? "" : "s");
-  return report(world);
+  return report(world, flags);
 }
 
 /// Ends this process when the limit is over, even if other threads still wait, and prints the errors that are held.
@@ -259,6 +268,7 @@ int run(const TestFlags& flags) {
   for (const auto& engine : engines()) {
     if (flags.transport == "all" || flags.transport == engine.name) good &= test_engine(engine, flags);
   }
+  if (good && flags.speed) return errors.end(good);
   fmt::print("{}\n", good ? "all transports keep their promises" : "some checks failed or could not run: see the lines above");
   return errors.end(good);
 }
@@ -278,7 +288,9 @@ void add_test_command(CLI::App& app, std::function<int()>& chosen) {
   command->add_option("--limit", flags->limit_s, "Seconds that the whole test may take")
       ->check(from_to(0.1, 3600.0))
       ->capture_default_str();
-  command->footer(Help::footer_of({"tessera test", "tessera test --transport gloo --ranks 4", "mpirun -n 4 tessera test",
+  command->add_flag("--speed", flags->speed,
+                    "Measure bandwidth and latency between ranks, and how fast each computes, and name slow ranks, instead of checking");
+  command->footer(Help::footer_of({"tessera test", "tessera test --transport gloo --ranks 4", "mpirun -n 4 tessera test --speed",
                                    "torchrun --no-python --nproc-per-node 4 tessera test"},
                                   "If torchrun or mpirun starts it, it runs as one rank of their job."));
   command->callback([&chosen, flags, transport, ranks] {
