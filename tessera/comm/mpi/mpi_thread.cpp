@@ -140,8 +140,9 @@ void MpiThread::serve() {
 }
 
 void MpiThread::finish() {
-  const auto call = start([](MpiCalls& calls) {
+  const auto call = start([this](MpiCalls& calls) {
     if (!calls.is_finished()) calls.finish();
+    halt("MPI has ended");
     return MpiPending();
   });
   try {
