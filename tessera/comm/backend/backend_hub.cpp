@@ -111,6 +111,12 @@ std::optional<LinkFailure> BackendHub::announced_verdict() {
   }
 }
 
+int32_t BackendHub::new_tag() const {
+  const auto number = ask(store_, [key = key_ + "/tags"](auto& store) { return store.add(key, 1); });
+  if (!number) throw CommError("rank {}: the store does not answer, so no group can be made", rank_);
+  return kFirstTag + static_cast<int32_t>(*number);
+}
+
 void BackendHub::use_tag(int32_t tag) {
   next_tag_ = std::max<int32_t>(next_tag_, tag + 1);
 }

@@ -64,6 +64,9 @@ class BackendHub {
 
   /// A tag above all tags that this rank has used. So the largest next_tag() of several ranks is unused on all of them.
   int32_t next_tag() const { return next_tag_; }
+  /// A tag that no other call on any rank gets, because threads may split several links at the same time. Needs a store.
+  int32_t new_tag() const;
+  bool has_store() const { return store_ != nullptr; }
   void use_tag(int32_t tag);
 
   /// Polls the store for a verdict in a thread. Needed if the program holds the backend too: then an abort on another rank closes no

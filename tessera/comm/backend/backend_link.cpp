@@ -76,7 +76,10 @@ class BackendLink final : public Link {
     hub_->abort({.kind = LinkFailure::Kind::Aborted, .reason = std::string(reason), .culprit = culprit});
   }
 
-  int32_t agree_on_tag(Clock::time_point deadline) { return std::ranges::max(all_gather_values(*this, hub_->next_tag(), deadline)); }
+  int32_t agree_on_tag(Clock::time_point deadline) {
+    const auto own = !hub_->has_store() ? hub_->next_tag() : rank_ == 0 ? hub_->new_tag() : 0;
+    return std::ranges::max(all_gather_values(*this, own, deadline));
+  }
 
  private:
   template <class Span>

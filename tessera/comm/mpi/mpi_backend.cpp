@@ -58,7 +58,7 @@ class MpiMessage final : public c10d::Work {
   const int peer_;
 };
 
-std::span<std::byte> bytes_of(const at::Tensor& tensor) {
+std::span<std::byte> mpi_bytes(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
 }
 
@@ -126,14 +126,14 @@ MpiBackend::MpiBackend(std::shared_ptr<MpiComm> communicator, int rank, int size
 
 MpiBackend::Work MpiBackend::send(std::vector<at::Tensor>& tensors, int rank, int tag) {
   const auto& tensor = tensors.front();
-  return message([=, bytes = bytes_of(tensor), on = communicator_->handle(), own_tag = tag - BackendHub::kFirstTag](
+  return message([=, bytes = mpi_bytes(tensor), on = communicator_->handle(), own_tag = tag - BackendHub::kFirstTag](
                      MpiCalls& calls) { return calls.send(bytes, rank, own_tag, on); },
                  tensor, rank);
 }
 
 MpiBackend::Work MpiBackend::recv(std::vector<at::Tensor>& tensors, int rank, int tag) {
   const auto& tensor = tensors.front();
-  return message([=, bytes = bytes_of(tensor), on = communicator_->handle(), own_tag = tag - BackendHub::kFirstTag](
+  return message([=, bytes = mpi_bytes(tensor), on = communicator_->handle(), own_tag = tag - BackendHub::kFirstTag](
                      MpiCalls& calls) { return calls.receive(bytes, rank, own_tag, on); },
                  tensor, rank);
 }
@@ -141,7 +141,7 @@ MpiBackend::Work MpiBackend::recv(std::vector<at::Tensor>& tensors, int rank, in
 MpiBackend::Work MpiBackend::broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) {
   const auto& tensor = tensors.front();
   const auto root = static_cast<int>(options.rootRank);
-  return collective([=, on = communicator_->handle()](MpiCalls& calls) { return calls.broadcast(bytes_of(tensor), root, on); }, {tensor});
+  return collective([=, on = communicator_->handle()](MpiCalls& calls) { return calls.broadcast(mpi_bytes(tensor), root, on); }, {tensor});
 }
 
 MpiBackend::Work MpiBackend::allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
@@ -152,7 +152,7 @@ MpiBackend::Work MpiBackend::allreduce(std::vector<at::Tensor>& tensors, const c
 }
 
 MpiBackend::Work MpiBackend::_allgather_base(at::Tensor& whole, at::Tensor& own, const c10d::AllgatherOptions& /*options*/) {
-  const auto begin = [from = bytes_of(own), to = bytes_of(whole).data(), on = communicator_->handle()](MpiCalls& calls) {
+  const auto begin = [from = mpi_bytes(own), to = mpi_bytes(whole).data(), on = communicator_->handle()](MpiCalls& calls) {
     return calls.all_gather(from, to, on);
   };
   return collective(begin, {whole, own});

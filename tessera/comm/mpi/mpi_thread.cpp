@@ -17,7 +17,7 @@ namespace {
 constexpr auto kMpiHangs = std::chrono::seconds(2);  // then a call that has not returned will not
 // The thread looks for ended calls at once, and then after longer and longer pauses. Without calls it looks rarely.
 constexpr int kEagerRounds = 50;
-constexpr std::chrono::microseconds kShortestPause(20), kLongestPause(1000), kIdlePause(20'000);
+constexpr std::chrono::microseconds kShortestMpiPause(20), kLongestMpiPause(1000), kIdleMpiPause(20'000);
 
 }  // namespace
 
@@ -101,7 +101,7 @@ void MpiThread::rest(std::unique_lock<std::mutex>& lock) {
     return lock.lock();
   }
   const int doublings = std::min(quiet_rounds_ - (pending_.empty() ? 0 : kEagerRounds), 10);
-  wake_.wait_for(lock, std::min(kShortestPause * (1 << doublings), pending_.empty() ? kIdlePause : kLongestPause), is_needed);
+  wake_.wait_for(lock, std::min(kShortestMpiPause * (1 << doublings), pending_.empty() ? kIdleMpiPause : kLongestMpiPause), is_needed);
 }
 
 void MpiThread::serve() {
@@ -140,8 +140,9 @@ void MpiThread::serve() {
 }
 
 void MpiThread::finish() {
-  const auto call = start([](MpiCalls& calls) {
+  const auto call = start([this](MpiCalls& calls) {
     if (!calls.is_finished()) calls.finish();
+    halt("MPI has ended");
     return MpiPending();
   });
   try {

@@ -96,18 +96,19 @@ class Library final : public MpiCalls {
   void start() override {
     int level = 0;
     expect(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+    // Some errors of calls under way are not those of their communicator.
+    for (const auto all : {MPI_COMM_WORLD, MPI_COMM_SELF}) MPI_Comm_set_errhandler(all, MPI_ERRORS_RETURN);
   }
   void finish() override { expect(MPI_Finalize(), "MPI_Finalize"); }
   void before_finish(std::function<void()> then) override {
-    static std::function<void()> called;
-    called = std::move(then);
-    const auto call = [](MPI_Comm, int, void*, void*) {
-      called();
+    before_finish_ = std::move(then);
+    const auto call = [](MPI_Comm, int, void* library, void*) {
+      static_cast<Library*>(library)->end();
       return MPI_SUCCESS;
     };
     int key = 0;
     expect(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, call, &key, nullptr), "MPI_Comm_create_keyval");
-    expect(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");  // MPI_Finalize removes it first of all
+    expect(MPI_Comm_set_attr(MPI_COMM_SELF, key, this), "MPI_Comm_set_attr");  // MPI_Finalize removes it first of all
   }
 
   MpiHandle world() override { return handle_of(MPI_COMM_WORLD); }
@@ -210,6 +211,16 @@ class Library final : public MpiCalls {
     return handle_of(request);
   }
 
+  void end() {
+    before_finish_();
+    if (pair_ != MPI_DATATYPE_NULL) MPI_Type_free(&pair_);
+    for (auto* ops : {&half_ops_, &bfloat16_ops_}) {
+      for (auto& op : *ops) {
+        if (op != MPI_OP_NULL) MPI_Op_free(&op);
+      }
+    }
+  }
+
   struct Native {
     MPI_Datatype type;
     MPI_Op op;
@@ -234,6 +245,7 @@ class Library final : public MpiCalls {
   template <class T>
   static constexpr std::array<MPI_User_function*, 3> kOf = {combine<T, MpiOp::Sum>, combine<T, MpiOp::Min>, combine<T, MpiOp::Max>};
 
+  std::function<void()> before_finish_;
   MPI_Datatype pair_ = MPI_DATATYPE_NULL;
   std::array<MPI_Op, 3> half_ops_ = {MPI_OP_NULL, MPI_OP_NULL, MPI_OP_NULL};
   std::array<MPI_Op, 3> bfloat16_ops_ = half_ops_;
