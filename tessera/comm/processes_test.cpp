@@ -208,9 +208,10 @@ class OverTransport : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(OverTransport, RanksMeetAndTalk) {
   for (const int ranks : {1, 3}) {
+    const auto due = ranks == 1 ? GetParam().substr(0, GetParam().find(kAtTwoLevels)) : GetParam();
     for (const auto& ended : run_job({.ranks = ranks, .task = "meet twice", .transport = GetParam()})) {
       EXPECT_EQ(ended.status, 0) << ended.output;
-      EXPECT_THAT(ended.output, HasSubstr("talks over " + GetParam()));
+      EXPECT_THAT(ended.output, HasSubstr("talks over " + due + "\n"));
     }
   }
 }
@@ -320,7 +321,10 @@ TEST_P(OverTransport, ErrorsOfAPartNameRanksByTheirNumbersInTheWorld) {
   EXPECT_THAT(ended[1].output, AllOf(HasSubstr("rank 3 can't begin: too late"), ends));
   for (const int rank : {0, 2}) {
     EXPECT_EQ(ended[rank].status, 3);
-    EXPECT_THAT(ended[rank].output, ::testing::AnyOf(HasSubstr("rank 1, barrier, waited 0.3 s for rank 3"), HasSubstr("rank 1 has closed"))) << rank;
+    // Over two levels, rank 2 hears of it through rank 0, which keeps the store with the reason and may have ended before.
+    EXPECT_THAT(ended[rank].output, ::testing::AnyOf(HasSubstr("rank 1, barrier, waited 0.3 s for rank 3"), HasSubstr("rank 1 has closed"),
+                                                     HasSubstr("rank 0 has closed")))
+        << rank;
   }
 }
 
@@ -393,6 +397,7 @@ TEST(Init, NoticesAStoreThatWasUsedBefore) {
 
 // Neither the store nor gloo lets anybody in from other hosts.
 TEST_P(OverTransport, AJobOfOneHostListensOnLoopbackOnly) {
+  if (GetParam().ends_with(kAtTwoLevels)) return;  // a job of several hosts
   for (const auto& ended : run_job({.ranks = 3, .transport = GetParam()})) {
     EXPECT_EQ(ended.status, 0) << ended.output;
     EXPECT_THAT(ended.output, ::testing::Not(HasSubstr("listens at")));

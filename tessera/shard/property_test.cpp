@@ -190,9 +190,10 @@ struct Way {
     // On such meshes, divide factors round differently from the mean over the axes.
     if (replicas > 1 && !std::has_single_bit(static_cast<unsigned>(ranks))) divides = false;
     replicates_scale = replicas == 1 && lot() % 4 == 0;
-    if (lot() % 3 == 0 && !ranks_differ()) {
+    // Groups along the axes of a mesh may add in different orders if hosts cut through them.
+    if (replicas == 1 && lot() % 3 == 0 && !ranks_differ()) {
       for (int rank = 0; rank < ranks; rank++) host_of.push_back(static_cast<int>(lot() % 3));
-      if (replicas == 1 && lot() % 2 == 0 && on_cpu()) options.residence = Residence::NodeShared;
+      if (lot() % 2 == 0 && on_cpu()) options.residence = Residence::NodeShared;
       // Only where some hosts have several ranks, but not one has all, is there a second level.
       const Topology topology(host_of);
       if (topology.hosts() == 1 || topology.hosts() == ranks) host_of.clear();
