@@ -13,6 +13,7 @@
 #include "tessera/base/storage.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/comm/groups/all_or_none.h"
