@@ -13,6 +13,7 @@
 #include "tessera/base/storage.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/comm/groups/all_or_none.h"
@@ -340,7 +341,7 @@ void Trainer::load_state(const fs::path& folder) {
     recover_folder(link_target(folder));
     if (is_there(folder) && !has_something(folder)) throw UsageError("the folder {} is empty; save_state fills it", folder);
     const auto first = folder_of_model(folder, 0, models_.size());
-    if (!is_there(first))
+    if (!is_there(first) && !checkpoint::is_complete(first))  // a store may list it late
       throw UsageError("there is no {} to load; save_state of {} makes it", first, counted(static_cast<int64_t>(models_.size()), "model"));
   });
   for (size_t i = 0; i < models_.size(); i++) {
