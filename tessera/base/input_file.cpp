@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-/// Reads an object ahead, in pieces that grow, while it is read from front to back in small pieces: a request takes as long as megabytes do.
+/// Reads an object ahead, in pieces that grow, while it is read from front to back: a request takes as long as megabytes do.
 class ReadAhead {
  public:
   ReadAhead(ObjectPath object, uint64_t size) : object_(std::move(object)), size_(size) {}

@@ -45,7 +45,7 @@ std::optional<ObjectPath> object_path(const std::filesystem::path& path) {
     const bool is_meant = text.compare(colon, 3, "://") == 0 && text.find('/') == colon + 1;
     if (!is_meant) return std::nullopt;
     if (text.starts_with("s3:")) {
-      throw ConfigError("{}: this build has no s3://, because CMake did not find libcurl 7.88 or newer (libcurl4-openssl-dev); build it again",
+      throw ConfigError("{}: this build has no s3://, because CMake found no libcurl from 7.88 on (libcurl4-openssl-dev); build it again",
                         text);
     }
     throw UsageError("{}: there is no storage {}://; add one by tessera::use_storage", text, text.substr(0, colon));

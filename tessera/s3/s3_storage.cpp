@@ -135,7 +135,8 @@ class S3Upload : public Upload, NoCopy {
     request.root = "CompleteMultipartUploadResult";
     const auto answer = client_.send(request);
     // An attempt whose answer was lost may have succeeded, and then the upload is gone.
-    if (answer.status == 404 && client_.send(request_for_object("HEAD", name_)).header(kUploadName) != own_name_) client_.fail(request, answer);
+    if (answer.status == 404 && client_.send(request_for_object("HEAD", name_)).header(kUploadName) != own_name_)
+      client_.fail(request, answer);
     is_complete_ = true;
     is_verified_ = std::ranges::all_of(parts_, &Part::is_verified);
   }
@@ -217,13 +218,15 @@ class S3Storage : public Storage {
     const auto prefix = url_encoded(std::exchange(request.key, ""));
     std::vector<std::string> names;
     for (std::string token, last;; last = token) {
-      request.query = fmt::format("{}{}list-type=2&prefix={}", token.empty() ? "" : "continuation-token=", token.empty() ? "" : url_encoded(token) + "&", prefix);
+      const auto page = token.empty() ? "" : "continuation-token=" + url_encoded(token) + "&";
+      request.query = fmt::format("{}list-type=2&prefix={}", page, prefix);
       const auto answer = client_.send(request);
       if (answer.status == 404) client_.fail(request, answer);
       for (const auto& key : xml_texts(answer.body, "Key")) names.push_back(request.bucket + '/' + key);
       token = xml_text(answer.body, "NextContinuationToken");
       if (xml_text(answer.body, "IsTruncated") != "true") return names;
-      if (token.empty() || token == last) throw IoError("s3://{}: the store's list has no end; it is not one of S3's second version", start);
+      if (token.empty() || token == last)
+        throw IoError("s3://{}: the store's list has no end; it is not one of S3's second version", start);
     }
   }
 

@@ -77,8 +77,9 @@ FoundCredentials from_json(const std::string& text, const std::string& source) {
     const auto found = json.is_object() ? json.find(key) : json.end();
     return json.is_object() && found != json.end() && found->is_string() ? found->get<std::string>() : "";
   };
-  FoundCredentials found{.credentials = {.id = value("AccessKeyId"), .secret = value("SecretAccessKey"), .token = value("Token"), .source = source},
-                         .until = renewal(value("Expiration"))};
+  const Credentials credentials{
+      .id = value("AccessKeyId"), .secret = value("SecretAccessKey"), .token = value("Token"), .source = source};
+  FoundCredentials found{.credentials = credentials, .until = renewal(value("Expiration"))};
   if (found.credentials.id.empty() || found.credentials.secret.empty()) throw ConfigError("{} answered without credentials", source);
   return found;
 }
@@ -88,7 +89,8 @@ std::optional<FoundCredentials> from_variables() {
   if (!id && !secret) return std::nullopt;
   if (!id || !secret) throw ConfigError("{} is set without {}; set both, or none", id ? "AWS_ACCESS_KEY_ID" : "AWS_SECRET_ACCESS_KEY",
                                         id ? "AWS_SECRET_ACCESS_KEY" : "AWS_ACCESS_KEY_ID");
-  return FoundCredentials{.credentials = {.id = *id, .secret = *secret, .token = env("AWS_SESSION_TOKEN").value_or(""), .source = "AWS_ACCESS_KEY_ID"}};
+  const auto token = env("AWS_SESSION_TOKEN").value_or("");
+  return FoundCredentials{.credentials = {.id = *id, .secret = *secret, .token = token, .source = "AWS_ACCESS_KEY_ID"}};
 }
 
 std::optional<FoundCredentials> from_web_identity(const Settings& settings) {
@@ -133,7 +135,10 @@ std::optional<FoundCredentials> from_container() {
 std::optional<FoundCredentials> from_instance() {
   if (lower(env("AWS_EC2_METADATA_DISABLED").value_or("")) == "true") return std::nullopt;
   const auto at = env("AWS_EC2_METADATA_SERVICE_ENDPOINT").value_or("http://169.254.169.254") + "/latest/";
-  const auto token = exchange({.method = "PUT", .url = at + "api/token", .headers = {"X-aws-ec2-metadata-token-ttl-seconds: 21600"}, .connect_seconds = 1});
+  const auto token = exchange({.method = "PUT",
+                               .url = at + "api/token",
+                               .headers = {"X-aws-ec2-metadata-token-ttl-seconds: 21600"},
+                               .connect_seconds = 1});
   if (token.status != 200) return std::nullopt;  // not on EC2
   const std::vector<std::string> headers = {"X-aws-ec2-metadata-token: " + token.body};
   const auto source = "the role of this EC2 instance", roles = "meta-data/iam/security-credentials/";
@@ -183,9 +188,10 @@ FoundCredentials find_credentials(const Settings& settings) {
   if (auto found = from_files()) return *found;
   if (auto found = from_container()) return *found;
   if (auto found = from_instance()) return *found;
-  throw ConfigError("there are no credentials for s3://: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write the profile '{}' into "
-                    "~/.aws/credentials; what only the AWS CLI finds, such as SSO, it prints by `aws configure export-credentials --format env`",
-                    printable(profile_name()));
+  throw ConfigError(
+      "there are no credentials for s3://: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write the profile '{}' into "
+      "~/.aws/credentials; `aws configure export-credentials --format env` prints those that only the AWS CLI finds, such as SSO's",
+      printable(profile_name()));
 }
 
 }  // namespace tessera::s3

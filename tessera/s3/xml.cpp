@@ -12,7 +12,8 @@ namespace {
 
 /// Replaces the five entities of XML, and numbers of ASCII characters.
 std::string unescaped(std::string_view text) {
-  constexpr std::array<std::pair<std::string_view, char>, 5> kEntities = {{{"amp", '&'}, {"lt", '<'}, {"gt", '>'}, {"quot", '"'}, {"apos", '\''}}};
+  constexpr std::array<std::pair<std::string_view, char>, 5> kEntities = {
+      {{"amp", '&'}, {"lt", '<'}, {"gt", '>'}, {"quot", '"'}, {"apos", '\''}}};
   std::string plain;
   while (!text.empty()) {
     const auto end = text.front() == '&' ? text.find(';') : std::string_view::npos;
