@@ -121,6 +121,8 @@ class Host:
                 continue
 
     def end(self):
+        if self.keeper.poll() is not None:
+            return
         self.kill()
         self.keeper.kill()
         self.keeper.wait()
