@@ -121,6 +121,8 @@ class Host:
                 continue
 
     def end(self):
+        if self.keeper.poll() is not None:
+            return
         self.kill()
         self.keeper.kill()
         self.keeper.wait()
@@ -152,10 +154,8 @@ class Hosts:
 
     def close(self):
         for host in self.hosts:
+            self._end_relay(host)
             host.end()
-            if host.relay:
-                host.relay.kill()
-                host.relay.wait()
         _do("ip", "link", "delete", "wire")
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -184,6 +184,7 @@ class Hosts:
     def vanish(self, index):
         """As a host without power: its peers are told nothing, and what comes back by boot() knows nothing of its connections."""
         self.cut(index)
+        self._end_relay(self[index])
         self[index].end()
 
     def boot(self, index):
@@ -198,11 +199,7 @@ class Hosts:
             subprocess.run([*at, "tc", "qdisc", "delete", "dev", device, "root"], capture_output=True)  # there may be none
             if rate:
                 _do(*at, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "128kb", "latency", "100ms")
-        if host.relay:
-            host.relay.kill()
-            host.relay.wait()
-            _do("ip", "link", "delete", f"near{index}")
-            host.relay = None
+        if self._end_relay(host):
             _do("ip", "link", "set", host.port, "master", "wire")
         if delay or loss:
             _do("ip", "link", "add", f"near{index}", "type", "veth", "peer", "name", f"far{index}")
@@ -214,6 +211,15 @@ class Hosts:
             os.close(told)
             with os.fdopen(ready) as said:
                 said.readline()
+
+    @staticmethod
+    def _end_relay(host):
+        relay, host.relay = host.relay, None
+        if relay:
+            relay.kill()
+            relay.wait()
+            _do("ip", "link", "delete", f"near{host.index}")
+        return relay
 
     def _outer(self, index):
         return f"far{index}" if self[index].relay else self[index].port
@@ -235,7 +241,10 @@ def relay(one, two, delay, loss):
     while True:
         patience = max(0, waiting[0][0] - time.monotonic()) if waiting else None
         for end in select.select(ends, [], [], patience)[0]:
-            frame = end.recv(1 << 17)
+            try:
+                frame = end.recv(1 << 17)
+            except OSError:  # the interface is down
+                continue
             if random.random() >= loss:
                 waiting.append((time.monotonic() + delay, ends[1 - ends.index(end)], frame))
         while waiting and waiting[0][0] <= time.monotonic():

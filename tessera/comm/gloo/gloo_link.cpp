@@ -92,14 +92,17 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, int rank, int
 Connection connect_gloo(const Meeting& meeting) {
   const auto [rank, size] = meeting.identity;
   const auto connections = c10::make_intrusive<c10d::PrefixStore>("gloo", meeting.store);
-  const auto limit = meeting.topology.hosts() > 1 ? silence_limit() : std::nullopt;
+  const bool far = meeting.topology.hosts() > 1;
+  const auto limit = far ? silence_limit() : std::nullopt;
   const auto before = limit ? ConnectionWatch::connections() : ConnectionWatch::Connections();
   const auto backend = make_gloo(connections, rank, size, gloo_address(meeting), meeting.start_limit);
-  if (!limit) return {.link = own_backend_link(backend, meeting.store)};
-  const auto watch = std::make_shared<ConnectionWatch>(before, *limit);
+  const auto watch = limit ? std::make_shared<ConnectionWatch>(before, *limit) : nullptr;
   auto link = own_backend_link(backend, meeting.store, watch);
+  if (!far) return {.link = std::move(link)};
   try {
-    watch->set_addresses(all_gather_texts(*link, watch->own_address(), meeting.end));
+    // Also without a watch, because other ranks may have another limit.
+    auto addresses = all_gather_texts(*link, watch ? watch->own_address() : "", meeting.end);
+    if (watch) watch->set_addresses(std::move(addresses));
   } catch (const LinkFailure& failure) {
     throw CommError("rank {} can't start: {}", rank, why_not_started(failure));
   }
