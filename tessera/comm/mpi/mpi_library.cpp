@@ -44,7 +44,7 @@ const KnownMpi& chosen_mpi() {
   }
   if (env("OMPI_COMM_WORLD_SIZE") || env("PMIX_RANK")) return kKnownMpis[0];
   if (env("PMI_RANK")) return kKnownMpis[1];
-  throw ConfigError("no MPI has started this process; start the program with mpirun -n N");
+  throw ConfigError("no MPI has started this process; start the program with mpirun -n N in place of another launcher");
 }
 
 /// The folder of the modules, beside the library that has this function.
