@@ -58,7 +58,8 @@ TEST(Secret, IsReadFromAFileOfItsOwnerAlone) {
   ::unsetenv("TESSERA_SECRET");
   ::setenv("TESSERA_SECRET_FILE", path.c_str(), 1);
   EXPECT_EQ(read_with("sesame\n", own), "sesame");
-  EXPECT_THAT(read_with("sesame\n", own | perms::others_read), HasSubstr("may be used by others (mode 0604); make it yours alone: chmod 600"));
+  EXPECT_THAT(read_with("sesame\n", own | perms::others_read),
+              HasSubstr("may be used by others (mode 0604); make it yours alone: chmod 600"));
   EXPECT_THAT(read_with("sesame\n", own | perms::group_read), HasSubstr("mode 0640"));
   EXPECT_THAT(read_with("\n", own), HasSubstr("is empty; write a random text into it"));
   EXPECT_THAT(read_with(std::string(5000, 'x'), own), HasSubstr("has more than 4096 bytes"));

@@ -61,11 +61,12 @@ std::string computing_text(double value) {
 /// A row of the table: the best, the median and the worst of the values, and whose the worst is.
 template <class Value>
 SpeedRow speed_row(std::string name, size_t count, std::span<const double> values, bool (*better)(double, double), Value text,
-                const std::function<std::string(size_t)>& whose) {
+                   const std::function<std::string(size_t)>& whose) {
   const auto worst = std::ranges::max_element(values, better) - values.begin();
   const auto best = std::ranges::min_element(values, better) - values.begin();
-  return {std::move(name), std::to_string(count), text(values[best]), text(median_of({values.begin(), values.end()})), text(values[worst]),
-          whose(static_cast<size_t>(worst))};
+  return {std::move(name),     std::to_string(count),
+          text(values[best]),  text(median_of({values.begin(), values.end()})),
+          text(values[worst]), whose(static_cast<size_t>(worst))};
 }
 
 constexpr auto more_is_better = [](double a, double b) { return a > b; };
@@ -190,7 +191,7 @@ std::string speed_report(const Speeds& speeds) {
   std::vector<std::pair<int, double>> computing;
   for (int rank = 0; rank < std::ssize(speeds.computing); rank++) computing.emplace_back(rank, speeds.computing[rank]);
   rows.push_back(speed_row("computing", speeds.computing.size(), speeds.computing, more_is_better, computing_text,
-                        [&](size_t i) { return "rank " + name_of_rank(speeds, static_cast<int>(i)); }));
+                           [&](size_t i) { return "rank " + name_of_rank(speeds, static_cast<int>(i)); }));
   std::vector<std::string> slow = {name_slow(speeds, computing, "computes at")};
   for (const bool across : {false, true}) {
     std::vector<RankPair> pairs;
@@ -209,7 +210,8 @@ std::string speed_report(const Speeds& speeds) {
     }
     rows.push_back(speed_row(where + ", bandwidth", pairs.size(), bandwidths, more_is_better, bandwidth_text, whose));
     rows.push_back(speed_row(where + ", latency", pairs.size(), latencies, less_is_better, latency_text, whose));
-    slow.push_back(name_slow(speeds, by_rank(speeds, pairs, [](const RankPair& pair) { return pair.bandwidth; }), "sends " + where + " at"));
+    slow.push_back(
+        name_slow(speeds, by_rank(speeds, pairs, [](const RankPair& pair) { return pair.bandwidth; }), "sends " + where + " at"));
     slow.push_back(
         name_slow(speeds, by_rank(speeds, pairs, [](const RankPair& pair) { return 1 / pair.latency; }), "answers " + where + " at"));
   }
@@ -232,7 +234,8 @@ void measure_speed(const Communicator& world) {
   const at::TensorOptions options(world.traits().device);
   const auto ranks = world.size(), own = world.rank();
   auto rounds = rounds_of_pairs(world.topology());
-  const auto number = std::accumulate(rounds.begin(), rounds.end(), size_t{0}, [](size_t sum, const auto& one) { return sum + one.size(); });
+  const auto number =
+      std::accumulate(rounds.begin(), rounds.end(), size_t{0}, [](size_t sum, const auto& one) { return sum + one.size(); });
   // Each value is measured by one rank, and zero on the others.
   const auto values = at::zeros({ranks + 2 * static_cast<int64_t>(number)}, at::kDouble);
   auto* value = values.data_ptr<double>();

@@ -19,7 +19,8 @@ Topology hosts_of(const std::vector<int>& host_of) {
 std::set<std::pair<int, int>> all_pairs(const Topology& topology) {
   std::set<std::pair<int, int>> found;
   for (const auto& round : rounds_of_pairs(topology)) {
-    for (const auto& pair : round) EXPECT_TRUE(found.emplace(std::minmax(pair.first, pair.second)).second) << pair.first << ' ' << pair.second;
+    for (const auto& pair : round)
+      EXPECT_TRUE(found.emplace(std::minmax(pair.first, pair.second)).second) << pair.first << ' ' << pair.second;
   }
   return found;
 }
@@ -85,16 +86,17 @@ TEST(Speed, NamesTheRankWithTheSlowLinkAndNotItsPeers) {
       pair.latency *= 4;
     }
   }
-  EXPECT_THAT(speed_report(speeds), AllOf(HasSubstr("rank 5 (c) sends between hosts at 0.10"), HasSubstr("rank 5 (c) answers between hosts at 0.25"),
-                                          HasSubstr("ranks 3 (b) and 5 (c)"), Not(HasSubstr("rank 3 (b) sends"))));
+  EXPECT_THAT(speed_report(speeds),
+              AllOf(HasSubstr("rank 5 (c) sends between hosts at 0.10"), HasSubstr("rank 5 (c) answers between hosts at 0.25"),
+                    HasSubstr("ranks 3 (b) and 5 (c)"), Not(HasSubstr("rank 3 (b) sends"))));
 }
 
 TEST(Speed, MeasuresEveryPairOfThreads) {
   ::testing::internal::CaptureStdout();
   run_ranks(3, [](const Communicator& world) { measure_speed(world); }, {.host_of = {0, 0, 1}});
   EXPECT_THAT(::testing::internal::GetCapturedStdout(),
-              AllOf(HasSubstr("computing"), HasSubstr("within a host, latency"), HasSubstr("between hosts, bandwidth"), Not(HasSubstr("inf")),
-                    Not(HasSubstr("nan"))));
+              AllOf(HasSubstr("computing"), HasSubstr("within a host, latency"), HasSubstr("between hosts, bandwidth"),
+                    Not(HasSubstr("inf")), Not(HasSubstr("nan"))));
 }
 
 }  // namespace

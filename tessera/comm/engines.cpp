@@ -40,11 +40,8 @@ std::vector<Engine>& table() {
              .why_not = why_no_gloo,
              .connect = connect_gloo},
       Engine{.name = "gloo_collectives", .ranks = "processes of this host", .why_not = why_no_gloo, .connect = connect_gloo_collectives},
-      Engine{.name = "mpi",
-             .ranks = "processes that mpirun has started",
-             .two_levels = true,
-             .why_not = why_no_mpi,
-             .connect = connect_mpi},
+      Engine{
+          .name = "mpi", .ranks = "processes that mpirun has started", .two_levels = true, .why_not = why_no_mpi, .connect = connect_mpi},
       Engine{.name = "nccl",
              .ranks = "processes of this host, each with a GPU",
              .device = c10::kCUDA,

@@ -110,9 +110,9 @@ HttpAnswer Client::send(const Request& request) {
 void Client::fail(const Request& request, const HttpAnswer& answer) {
   const auto where = settings().endpoint.empty() ? "Amazon's store" : "the store at " + settings().endpoint;
   const auto code = xml_text(answer.body, "Code"), text = xml_text(answer.body, "Message");
-  const auto says = answer.status == 0 ? fmt::format("can't be reached: {}", answer.failure)
-                                       : fmt::format("says {}{}{}{}", answer.status, code.empty() ? "" : " ", code,
-                                                     text.empty() ? "" : " (" + text + ")");
+  const auto says = answer.status == 0
+                        ? fmt::format("can't be reached: {}", answer.failure)
+                        : fmt::format("says {}{}{}{}", answer.status, code.empty() ? "" : " ", code, text.empty() ? "" : " (" + text + ")");
   throw IoError("s3://{}/{}: {} {}; {}", request.bucket, request.key, where, printable(says), advice_for(answer, code, credentials()));
 }
 

@@ -18,8 +18,8 @@ struct Request {
   std::vector<std::string> headers = {};
   std::span<const std::byte> body = {};
   std::span<std::byte> to = {};
-  std::string root = {};   // the root element that a good answer has
-  int attempts = 0;        // 0: AWS_MAX_ATTEMPTS, or 7
+  std::string root = {};  // the root element that a good answer has
+  int attempts = 0;       // 0: AWS_MAX_ATTEMPTS, or 7
 };
 
 /// Any thread may call it.

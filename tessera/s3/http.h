@@ -20,18 +20,18 @@ struct HttpRequest {
   std::string method = "GET", url;
   std::vector<std::string> headers = {};  // "name: value", no value empty
   std::span<const std::byte> body = {};
-  std::span<std::byte> to = {};            // takes the body of an answer 206
+  std::span<std::byte> to = {};  // takes the body of an answer 206
   const Credentials* signer = nullptr;
-  std::string region = {};                 // for the signature
+  std::string region = {};  // for the signature
   long connect_seconds = 10;
 };
 
 struct HttpAnswer {
-  long status = 0;           // 0 if the exchange failed
-  std::string failure = {};  // why it failed
-  bool is_lasting = false;   // whether it would fail again
+  long status = 0;                                  // 0 if the exchange failed
+  std::string failure = {};                         // why it failed
+  bool is_lasting = false;                          // whether it would fail again
   std::map<std::string, std::string> headers = {};  // by names in small letters
-  std::string body = {};     // unless it went to HttpRequest::to
+  std::string body = {};                            // unless it went to HttpRequest::to
 
   std::string header(const std::string& name) const;
 };

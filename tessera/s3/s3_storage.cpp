@@ -179,9 +179,9 @@ class S3Upload : public Upload, NoCopy {
   Client& client_;
   const std::string name_;
   const bool has_checksums_ = lower(env("AWS_REQUEST_CHECKSUM_CALCULATION").value_or("")) != "when_required";
-  std::string whole_;           // part 0, until there is another one
-  std::string id_, own_name_;   // of a multipart upload
-  std::deque<Part> parts_;      // which stay where they are while more are added
+  std::string whole_;          // part 0, until there is another one
+  std::string id_, own_name_;  // of a multipart upload
+  std::deque<Part> parts_;     // which stay where they are while more are added
   Lanes lanes_;
   bool is_complete_ = false, is_verified_ = false;
 };

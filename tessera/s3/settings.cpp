@@ -77,8 +77,7 @@ FoundCredentials from_json(const std::string& text, const std::string& source) {
     const auto found = json.is_object() ? json.find(key) : json.end();
     return json.is_object() && found != json.end() && found->is_string() ? found->get<std::string>() : "";
   };
-  const Credentials credentials{
-      .id = value("AccessKeyId"), .secret = value("SecretAccessKey"), .token = value("Token"), .source = source};
+  const Credentials credentials{.id = value("AccessKeyId"), .secret = value("SecretAccessKey"), .token = value("Token"), .source = source};
   FoundCredentials found{.credentials = credentials, .until = renewal(value("Expiration"))};
   if (found.credentials.id.empty() || found.credentials.secret.empty()) throw ConfigError("{} answered without credentials", source);
   return found;
@@ -87,8 +86,9 @@ FoundCredentials from_json(const std::string& text, const std::string& source) {
 std::optional<FoundCredentials> from_variables() {
   const auto id = env("AWS_ACCESS_KEY_ID"), secret = env("AWS_SECRET_ACCESS_KEY");
   if (!id && !secret) return std::nullopt;
-  if (!id || !secret) throw ConfigError("{} is set without {}; set both, or none", id ? "AWS_ACCESS_KEY_ID" : "AWS_SECRET_ACCESS_KEY",
-                                        id ? "AWS_SECRET_ACCESS_KEY" : "AWS_ACCESS_KEY_ID");
+  if (!id || !secret)
+    throw ConfigError("{} is set without {}; set both, or none", id ? "AWS_ACCESS_KEY_ID" : "AWS_SECRET_ACCESS_KEY",
+                      id ? "AWS_SECRET_ACCESS_KEY" : "AWS_ACCESS_KEY_ID");
   const auto token = env("AWS_SESSION_TOKEN").value_or("");
   return FoundCredentials{.credentials = {.id = *id, .secret = *secret, .token = token, .source = "AWS_ACCESS_KEY_ID"}};
 }
@@ -96,14 +96,16 @@ std::optional<FoundCredentials> from_variables() {
 std::optional<FoundCredentials> from_web_identity(const Settings& settings) {
   const auto file = env("AWS_WEB_IDENTITY_TOKEN_FILE"), role = env("AWS_ROLE_ARN");
   if (!file || !role) return std::nullopt;
-  const auto body = fmt::format("Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleArn={}&RoleSessionName={}&WebIdentityToken={}",
-                                url_encoded(*role), url_encoded(env("AWS_ROLE_SESSION_NAME").value_or("tessera")),
-                                url_encoded(text_in(*file)));
+  const auto body =
+      fmt::format("Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleArn={}&RoleSessionName={}&WebIdentityToken={}",
+                  url_encoded(*role), url_encoded(env("AWS_ROLE_SESSION_NAME").value_or("tessera")), url_encoded(text_in(*file)));
   const auto url = env("AWS_ENDPOINT_URL_STS").value_or(fmt::format("https://sts.{}.amazonaws.com", settings.region)) + "/";
   const auto source = "the role of AWS_ROLE_ARN";
   const auto xml = fetched({.method = "POST", .url = url, .body = std::as_bytes(std::span(body))}, source);
-  FoundCredentials found{.credentials = {.id = xml_text(xml, "AccessKeyId"), .secret = xml_text(xml, "SecretAccessKey"),
-                                         .token = xml_text(xml, "SessionToken"), .source = source},
+  FoundCredentials found{.credentials = {.id = xml_text(xml, "AccessKeyId"),
+                                         .secret = xml_text(xml, "SecretAccessKey"),
+                                         .token = xml_text(xml, "SessionToken"),
+                                         .source = source},
                          .until = renewal(xml_text(xml, "Expiration"))};
   if (found.credentials.secret.empty()) throw ConfigError("{} got an answer without credentials from {}", source, url);
   return found;
@@ -114,7 +116,9 @@ std::optional<FoundCredentials> from_files() {
   const auto take = [&](const std::map<std::string, std::string>& keys, const char* file) -> std::optional<FoundCredentials> {
     const auto id = value_of(keys, "aws_access_key_id"), secret = value_of(keys, "aws_secret_access_key");
     if (id.empty() || secret.empty()) return std::nullopt;
-    return FoundCredentials{.credentials = {.id = id, .secret = secret, .token = value_of(keys, "aws_session_token"),
+    return FoundCredentials{.credentials = {.id = id,
+                                            .secret = secret,
+                                            .token = value_of(keys, "aws_session_token"),
                                             .source = fmt::format("the profile '{}' in {}", printable(profile), file)}};
   };
   auto found = take(sections_of("AWS_SHARED_CREDENTIALS_FILE", "credentials")[profile], "~/.aws/credentials");
@@ -135,10 +139,8 @@ std::optional<FoundCredentials> from_container() {
 std::optional<FoundCredentials> from_instance() {
   if (lower(env("AWS_EC2_METADATA_DISABLED").value_or("")) == "true") return std::nullopt;
   const auto at = env("AWS_EC2_METADATA_SERVICE_ENDPOINT").value_or("http://169.254.169.254") + "/latest/";
-  const auto token = exchange({.method = "PUT",
-                               .url = at + "api/token",
-                               .headers = {"X-aws-ec2-metadata-token-ttl-seconds: 21600"},
-                               .connect_seconds = 1});
+  const auto token = exchange(
+      {.method = "PUT", .url = at + "api/token", .headers = {"X-aws-ec2-metadata-token-ttl-seconds: 21600"}, .connect_seconds = 1});
   if (token.status != 200) return std::nullopt;  // not on EC2
   const std::vector<std::string> headers = {"X-aws-ec2-metadata-token: " + token.body};
   const auto source = "the role of this EC2 instance", roles = "meta-data/iam/security-credentials/";

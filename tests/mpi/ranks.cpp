@@ -139,10 +139,12 @@ void trouble(const std::function<void(Communicator& world)>& of_rank_1, seconds 
 }
 
 void late() {
-  trouble([](Communicator& world) {
-    std::this_thread::sleep_for(seconds(4));
-    fmt::print("rank 1 says: {}\n", error_of([&] { world.barrier(); }));
-  }, seconds(2));
+  trouble(
+      [](Communicator& world) {
+        std::this_thread::sleep_for(seconds(4));
+        fmt::print("rank 1 says: {}\n", error_of([&] { world.barrier(); }));
+      },
+      seconds(2));
 }
 
 int run(const std::string& name) try {

@@ -83,7 +83,8 @@ TEST(Membership, NamesARankWhosePlaceAStrangerHasTakenThatSpeaksGloo) {
   auto one = ranks.start(1);
   std::array<size_t, 6> header{};  // total length, kind, tag, offset, length, offset over there
   constexpr size_t kData = 1, kIsReady = 3;
-  while (header[1] != kIsReady) ASSERT_EQ(::recv(liar.get(), header.data(), sizeof header, MSG_WAITALL), static_cast<ssize_t>(sizeof header));
+  while (header[1] != kIsReady)
+    ASSERT_EQ(::recv(liar.get(), header.data(), sizeof header, MSG_WAITALL), static_cast<ssize_t>(sizeof header));
   header = {sizeof header + 32, kData, header[2], 0, 32, 0};
   const std::array<char, 32> guess{};
   ::send(liar.get(), header.data(), sizeof header, MSG_NOSIGNAL);

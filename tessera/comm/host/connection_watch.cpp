@@ -116,7 +116,8 @@ std::optional<LinkFailure> ConnectionWatch::failure() {
   for (int rank = 0; rank < std::ssize(addresses_); rank++) {
     if (addresses_[rank] == silent_host_) failure.ranks.push_back(rank);
   }
-  failure.reason = fmt::format("{} been silent for {} s (host {})", failure.ranks.size() > 1 ? "have" : "has", limit_.count(), silent_host_);
+  failure.reason =
+      fmt::format("{} been silent for {} s (host {})", failure.ranks.size() > 1 ? "have" : "has", limit_.count(), silent_host_);
   return failure;
 }
 

@@ -144,8 +144,8 @@ void StoreServer::accept_peers() {
   }
 }
 
-/// Hangs up on the oldest strangers (peers that are not admitted yet) if there are many, so that they leave room for the ranks. Counts those
-/// that have said hello apart from the others, so that port scanners don't push out a rank that has still to send its proof.
+/// Hangs up on the oldest strangers (peers that are not admitted yet) if there are many, so that they leave room for the ranks. Counts
+/// those that have said hello apart from the others, so that port scanners don't push out a rank that has still to send its proof.
 void StoreServer::limit_strangers() {
   for (const bool has_said_hello : {false, true}) {
     const auto is_stranger = [&](const Peer& peer) { return !peer.admitted && peer.numbers.client.empty() != has_said_hello; };

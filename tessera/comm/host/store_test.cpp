@@ -274,7 +274,8 @@ TEST(Store, TakesNothingElseForAStore) {
 }
 
 TEST(Store, IsNotBelievedWithoutTheSecret) {
-  const auto words = std::string(store_protocol::kHello) + random_secret() + std::string(store_protocol::kWelcome) + std::string(kProofBytes, 'x');
+  const auto words =
+      std::string(store_protocol::kHello) + random_secret() + std::string(store_protocol::kWelcome) + std::string(kProofBytes, 'x');
   Impostor impostor(words);
   EXPECT_THAT(trouble_at(kHost, impostor.port), HasSubstr("does not know the TESSERA_SECRET of this job"));
   EXPECT_THAT(impostor.stop(), AllOf(HasSubstr(std::string(store_protocol::kHello)), Not(HasSubstr("secret"))));

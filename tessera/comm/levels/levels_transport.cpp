@@ -43,9 +43,7 @@ void LevelsTransport::reduce(const Reduction& reduction, std::span<const ConstBy
   const auto here = levels_->ranks_here();
   const auto place = static_cast<size_t>(levels_->place()), self = static_cast<size_t>(levels_->rank());
   const auto width = c10::elementSize(*reduction.wire_dtype);
-  const auto empty = [&](size_t numel) {
-    return at::empty({static_cast<int64_t>(numel)}, at::TensorOptions(*reduction.sum_dtype));
-  };
+  const auto empty = [&](size_t numel) { return at::empty({static_cast<int64_t>(numel)}, at::TensorOptions(*reduction.sum_dtype)); };
   // Within the host: for each rank, one rank of this host adds what its ranks send there.
   std::vector<at::Tensor> sums(to.size());
   levels_->for_each_turn([&](std::span<const int> ranks) {

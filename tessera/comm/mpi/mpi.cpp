@@ -25,8 +25,8 @@ std::string own_mpi(const Identity& identity) {
   for (const auto* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
     const auto ranks = given_mpi() ? std::nullopt : env(size);
     if (ranks && *ranks != std::to_string(identity.world_size)) {
-      return fmt::format("{}MPI has started {} of the {} ranks ({}); start all of them with mpirun -n {}", kUnfit, *ranks, identity.world_size,
-                         size, identity.world_size);
+      return fmt::format("{}MPI has started {} of the {} ranks ({}); start all of them with mpirun -n {}", kUnfit, *ranks,
+                         identity.world_size, size, identity.world_size);
     }
   }
   return mpi_calls().version();
@@ -58,8 +58,8 @@ std::shared_ptr<MpiComm> whole_comm(const Meeting& meeting) {
   });
   auto communicator = std::make_shared<MpiComm>(made.handle);
   if (made.rank != rank || made.size != size) {
-    throw ConfigError("this is rank {} of {}, but rank {} of {} for MPI; start the ranks with mpirun -n {}", rank, size, made.rank, made.size,
-                      size);
+    throw ConfigError("this is rank {} of {}, but rank {} of {} for MPI; start the ranks with mpirun -n {}", rank, size, made.rank,
+                      made.size, size);
   }
   return communicator;
 }

@@ -94,7 +94,8 @@ MpiOp mpi_op(const c10d::ReduceOp& op) {
 size_t countable(const at::Tensor& tensor) {
   const auto count = static_cast<size_t>(tensor.numel());
   if (count <= MpiCalls::kMostValues) return count;
-  throw std::runtime_error(fmt::format("MPI adds at most {} values at once, and these are {}; use smaller units", MpiCalls::kMostValues, count));
+  throw std::runtime_error(
+      fmt::format("MPI adds at most {} values at once, and these are {}; use smaller units", MpiCalls::kMostValues, count));
 }
 
 }  // namespace
@@ -126,15 +127,15 @@ MpiBackend::MpiBackend(std::shared_ptr<MpiComm> communicator, int rank, int size
 
 MpiBackend::Work MpiBackend::send(std::vector<at::Tensor>& tensors, int rank, int tag) {
   const auto& tensor = tensors.front();
-  return message([=, bytes = mpi_bytes(tensor), on = communicator_->handle(), own_tag = tag - BackendHub::kFirstTag](
-                     MpiCalls& calls) { return calls.send(bytes, rank, own_tag, on); },
+  return message([=, bytes = mpi_bytes(tensor), on = communicator_->handle(),
+                  own_tag = tag - BackendHub::kFirstTag](MpiCalls& calls) { return calls.send(bytes, rank, own_tag, on); },
                  tensor, rank);
 }
 
 MpiBackend::Work MpiBackend::recv(std::vector<at::Tensor>& tensors, int rank, int tag) {
   const auto& tensor = tensors.front();
-  return message([=, bytes = mpi_bytes(tensor), on = communicator_->handle(), own_tag = tag - BackendHub::kFirstTag](
-                     MpiCalls& calls) { return calls.receive(bytes, rank, own_tag, on); },
+  return message([=, bytes = mpi_bytes(tensor), on = communicator_->handle(),
+                  own_tag = tag - BackendHub::kFirstTag](MpiCalls& calls) { return calls.receive(bytes, rank, own_tag, on); },
                  tensor, rank);
 }
 

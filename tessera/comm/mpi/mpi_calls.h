@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-using MpiHandle = std::uintptr_t;            // an MPI_Comm or an MPI_Request
+using MpiHandle = std::uintptr_t;             // an MPI_Comm or an MPI_Request
 using MpiPending = std::optional<MpiHandle>;  // nothing: the call has ended
 
 enum class MpiType { Int8, UInt8, Int16, Int32, Int64, Float, Double, Half, BFloat16 };

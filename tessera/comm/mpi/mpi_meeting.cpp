@@ -8,13 +8,13 @@
 #include <array>
 #include <climits>
 #include <cstring>
-#include <random>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/secret.h"
 #include "tessera/comm/host/store_client.h"
 #include "tessera/comm/host/store_server.h"
 #include "tessera/comm/mpi/mpi_library.h"
@@ -61,9 +61,7 @@ thread_local std::optional<MpiHandle> given_communicator;
 /// Serves a store until the process ends, and returns where.
 MpiAddress serve_for_mpi(bool one_host, Clock::time_point end) {
   MpiAddress address;
-  std::random_device random;
-  copy_into(address.secret, env("TESSERA_SECRET").value_or(fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random())),
-            "TESSERA_SECRET");
+  copy_into(address.secret, given_secret().value_or(random_secret()), "the secret");
   copy_into(address.host, one_host ? "127.0.0.1" : env("MASTER_ADDR").value_or(own_host_name()), "MASTER_ADDR");
   auto listener = listen_at(address.host.data(), 0, one_host, end);
   sockaddr_storage own{};
@@ -84,7 +82,8 @@ MpiMeeting::MpiMeeting(std::string_view library, MpiHandle communicator, std::st
   if (!calls.version().starts_with(library)) {
     throw ConfigError("the program is compiled for {}, but runs with {}", library, calls.version());
   }
-  if (!calls.is_started() || calls.is_finished()) throw UsageError("tessera::init(MPI_Comm) needs MPI: call it between MPI_Init and MPI_Finalize");
+  if (!calls.is_started() || calls.is_finished())
+    throw UsageError("tessera::init(MPI_Comm) needs MPI: call it between MPI_Init and MPI_Finalize");
   const auto end = Clock::now() + limit;
   identity_ = {.rank = calls.rank(communicator), .world_size = calls.size(communicator)};
   const auto ranks = static_cast<size_t>(identity_.world_size);
@@ -97,13 +96,14 @@ MpiMeeting::MpiMeeting(std::string_view library, MpiHandle communicator, std::st
 
   if (transport_.empty()) transport_ = env("TESSERA_TRANSPORT").value_or("");
   if (transport_ == "mpi" && !multiple) {
-    throw ConfigError("transport mpi needs a program that starts MPI by MPI_Init_thread with MPI_THREAD_MULTIPLE; transport auto needs less");
+    throw ConfigError(
+        "transport mpi needs a program that starts MPI by MPI_Init_thread with MPI_THREAD_MULTIPLE; transport auto needs less");
   }
   if (transport_.empty()) {
     transport_ = multiple && !one_host ? "mpi" : "auto";
     if (identity_.rank == 0) {
       log(LogLevel::Info, "the ranks meet over {}, and their data goes {}", calls.version(),
-          one_host    ? "through memory that they share"
+          one_host   ? "through memory that they share"
           : multiple ? "over MPI"
                      : "over gloo, because the program has started MPI without MPI_THREAD_MULTIPLE");
     }

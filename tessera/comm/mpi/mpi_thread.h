@@ -67,9 +67,9 @@ class MpiThread {
   std::mutex mutex_;  // guards the members below, and `ended` of all calls
   std::condition_variable wake_, changed_;
   std::vector<std::shared_ptr<Call>> fresh_, pending_;  // pending_ is the thread's own
-  bool has_mpi_ = false;  // MPI has been started, so it needs calls now and then
-  bool calling_ = false;  // the thread is in MPI
-  int quiet_rounds_ = 0;  // how often the thread has looked since a call began or ended
+  bool has_mpi_ = false;                                // MPI has been started, so it needs calls now and then
+  bool calling_ = false;                                // the thread is in MPI
+  int quiet_rounds_ = 0;                                // how often the thread has looked since a call began or ended
   std::string halted_;
   std::thread::id id_;
 };

@@ -21,9 +21,8 @@ std::shared_ptr<MpiComm> MpiTurns::make_comm(const MpiComm& whole, Link& part) c
     all_are_here();
   }
   const std::vector<int> ranks(part.world_ranks().begin(), part.world_ranks().end());
-  const auto handle = MpiThread::instance().run("MPI_Comm_create_group", end, [on = whole.handle(), ranks](MpiCalls& calls) {
-    return calls.part(on, ranks);
-  });
+  const auto handle = MpiThread::instance().run("MPI_Comm_create_group", end,
+                                                [on = whole.handle(), ranks](MpiCalls& calls) { return calls.part(on, ranks); });
   auto made = std::make_shared<MpiComm>(handle);
   if (is_shared) {
     all_are_here();  // a rank that still waits in its call needs the others there

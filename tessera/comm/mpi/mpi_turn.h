@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// MPI makes a communicator in a call that waits for all of its ranks. If two threads make two of them, one rank may begin with the first and
-/// another rank with the second, and both would wait for ever. So the store counts turns, and each communicator has one of its own.
+/// MPI makes a communicator in a call that waits for all of its ranks. If two threads make two of them, one rank may begin with the first
+/// and another rank with the second, and both would wait for ever. So the store counts turns, and each communicator has one of its own.
 class MpiTurns {
  public:
   MpiTurns(const StorePtr& store, std::chrono::milliseconds limit) : store_(store->clone()), limit_(limit) {}
