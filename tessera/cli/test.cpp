@@ -231,7 +231,8 @@ bool test_engine(const Engine& engine, const TestFlags& flags) {
 bool test_as_rank(const TestFlags& flags) {
   const auto world = init({.start_limit = flags.left(), .operation_limit = flags.left()});
   if (world.rank() == 0 && !env(kStartedByTest))
-    fmt::print("{}: {} rank{}\n", world.traits().name, world.size(), world.size() == 1 ? "" : "s");
+    fmt::print("{}: {} rank{}{}\n", world.traits().name, world.size(), world.size() == 1 ? "" : "s",
+               world.traits().levels == 2 ? " at two levels" : "");
   return report(world, flags);
 }
 

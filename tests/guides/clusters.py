@@ -18,7 +18,7 @@ ROOT, BIN = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
 FILE = ROOT / "examples/clusters" / sys.argv[3]
 STAND_INS = {
     "scontrol": '[ "$*" = "show hostnames node[0-1]" ] && echo localhost && echo node1',
-    "srun": 'SLURM_NODEID=1 SLURM_PROCID=1 "$@" & SLURM_NODEID=0 SLURM_PROCID=0 "$@" && wait $!',
+    "srun": 'export SLURM_STEP_NUM_TASKS=2; SLURM_NODEID=1 SLURM_PROCID=1 "$@" & SLURM_NODEID=0 SLURM_PROCID=0 "$@" && wait $!',
     "mpirun": 'exec {mpirun} --oversubscribe -n 2 "$@"',
     "mnist": 'exec {bin}/mnist "$@" --max-steps 4',
     "tessera": 'exec {bin}/tessera "$@"',

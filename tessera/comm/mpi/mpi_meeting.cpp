@@ -33,7 +33,7 @@ struct MpiIntroduction {
 /// Sent by rank 0 to all others.
 struct MpiAddress {
   std::array<char, HOST_NAME_MAX + 1> host{};
-  std::array<char, 256> secret{};
+  std::array<char, 33> secret{};
   int port = 0;
 };
 
@@ -58,10 +58,15 @@ std::string own_host_name() {
 
 thread_local std::optional<MpiHandle> given_communicator;
 
+/// A secret that the user has given does not travel.
+std::string secret_of(const MpiAddress& address) {
+  return given_secret().value_or(address.secret.data());
+}
+
 /// Serves a store until the process ends, and returns where.
 MpiAddress serve_for_mpi(bool one_host, Clock::time_point end) {
   MpiAddress address;
-  copy_into(address.secret, given_secret().value_or(random_secret()), "the secret");
+  copy_into(address.secret, random_secret(), "the secret");
   copy_into(address.host, one_host ? "127.0.0.1" : env("MASTER_ADDR").value_or(own_host_name()), "MASTER_ADDR");
   auto listener = listen_at(address.host.data(), 0, one_host, end);
   sockaddr_storage own{};
@@ -70,7 +75,7 @@ MpiAddress serve_for_mpi(bool one_host, Clock::time_point end) {
   // The port is at the same place for both kinds of addresses.
   address.port = ntohs(reinterpret_cast<const sockaddr_in&>(own).sin_port);
   static auto& servers = *new std::vector<std::unique_ptr<StoreServer>>;
-  servers.push_back(std::make_unique<StoreServer>(std::move(listener), address.secret.data()));
+  servers.push_back(std::make_unique<StoreServer>(std::move(listener), secret_of(address)));
   return address;
 }
 
@@ -126,7 +131,7 @@ MpiMeeting::MpiMeeting(std::string_view library, MpiHandle communicator, std::st
     if (trouble) std::rethrow_exception(trouble);
     if (address.port == 0) throw CommError("rank 0 can't serve the store in which the ranks meet; its error says why");
     host_ = address.host.data();
-    store_ = c10::make_intrusive<StoreClient>(host_, address.port, address.secret.data(), end);
+    store_ = c10::make_intrusive<StoreClient>(host_, address.port, secret_of(address), end);
   }
   given_communicator = communicator;
 }
