@@ -114,10 +114,10 @@ def hybrid(gather, reduce, all_reduce, hosts=1):
 
 
 def on_hosts(width):
-    """For values of `width` bytes; over two levels, the sums of hosts travel in float32."""
+    """For values of `width` bytes; between hosts, the sums of two levels travel in float32."""
 
     def sums(cluster, size):
-        return two_levels(cluster, size * 4 / width)
+        return two_levels(cluster, size * (4 / width if cluster.hosts > 1 else 1))
 
     return {
         "one level": Strategy(one_level, one_level),

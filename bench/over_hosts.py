@@ -41,8 +41,13 @@ def job(net, ranks, program, **variables):
     return said[0][0]
 
 
+def row_of(printed):
+    """The row in what bench_train prints."""
+    row = next(line for line in printed.splitlines() if '"median_ms"' in line)
+    return json.loads(row[row.index("{"):])  # behind the number of the rank
+
+
 def train(net, ranks, strategy, *flags, **more):
     """The row that bench_train prints, trained in one of the ways of STRATEGIES."""
     own, variables = STRATEGIES[strategy]
-    printed = job(net, ranks, [BUILD / "bin/bench_train", *own, *flags], **variables, **more)
-    return json.loads(next(line for line in printed.splitlines() if '"median_ms"' in line))
+    return row_of(job(net, ranks, [BUILD / "bin/bench_train", *own, *flags], **variables, **more))

@@ -8,7 +8,6 @@ which is made in a temporary folder and is gone afterwards. There a program that
 import concurrent.futures
 import contextlib
 import getpass
-import json
 import os
 import pathlib
 import re
@@ -21,6 +20,8 @@ import sys
 import tempfile
 import time
 
+from running import ENVIRONMENT, expect, free_port, losses_in, run_tests, test
+
 BIN, PYTHON = (pathlib.Path(argument).absolute() for argument in sys.argv[1:3])
 LONG = "--long" in sys.argv[3:]
 PICKED = [argument for argument in sys.argv[3:] if argument != "--long"]
@@ -30,33 +31,14 @@ MPIRUN = [shutil.which("mpiexec.openmpi") or "mpirun", "--oversubscribe"]
 HYDRA = ["mpiexec.hydra"]
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--no-python"]
 
-# What another launcher around this test has set would count for its ranks.
-OTHERS = re.compile(r"(OMPI|PMIX?|MPI|MV2_COMM_WORLD|SLURM|TORCHELASTIC|MASTER)_|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$")
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not OTHERS.match(name)}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 ENVIRONMENT["PATH"] += ":/usr/sbin"  # where Slurm's daemons are, and where not everybody looks
 
-TESTS = []
 EXPECTED = {}  # by how many ranks
-
-
-def test(function):
-    TESTS.append((function.__name__, function))
-    return function
 
 
 def long_test(function):
     return test(function) if LONG else function
-
-
-def expect(condition, what):
-    if not condition:
-        raise AssertionError(what)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def run(command, status=0, **variables):
@@ -66,11 +48,6 @@ def run(command, status=0, **variables):
                           stderr=subprocess.STDOUT, text=True, errors="replace", timeout=1000)
     expect(done.returncode == status, f"ended with status {done.returncode}, not {status}:\n{done.stdout}")
     return done.stdout
-
-
-def losses_in(file):
-    """As they are printed: two numbers that differ in the last digit are not the same loss."""
-    return [row["loss"] for row in (json.loads(line, parse_float=str) for line in file.read_text().splitlines()) if "loss" in row]
 
 
 def losses(launcher, **variables):
@@ -361,27 +338,11 @@ def slurm_ends():
 
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that Slurm is stopped
-    passed = failed = 0
-    # What all others need.
-    needed = ("tessera_launch", "slurm_starts", "slurm_ends")
     try:
-        for name, function in TESTS:
-            if PICKED and name not in needed and not any(part in name for part in PICKED):
-                continue
-            began = time.monotonic()
-            try:
-                function()
-            except Exception as error:  # of any kind: the others are to run, and Slurm is to be stopped
-                failed += 1
-                print(f"FAILED  {name}: {error}", flush=True)
-            else:
-                passed += 1
-                print(f"ok      {name} in {time.monotonic() - began:.1f} s", flush=True)
+        return run_tests(PICKED, needed=("tessera_launch", "slurm_starts", "slurm_ends"))
     finally:
         if SLURM is not None:
             SLURM.stop()
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0
 
 
 if __name__ == "__main__":

@@ -5,14 +5,13 @@
 #SBATCH --ntasks-per-node=2
 #SBATCH --exclusive
 #SBATCH --time=24:00:00
-#SBATCH --signal=TERM@300
 #SBATCH --open-mode=append
 
 set -euo pipefail
 bin=${TESSERA_BIN:-$HOME/tessera/build/bin}
 prefix=${PREFIX:-$SLURM_SUBMIT_DIR/run/mnist} # on storage that all nodes share
 
-TESSERA_SECRET=$(head -c 32 /dev/urandom | sha256sum | cut -d ' ' -f 1)
+TESSERA_SECRET=$(openssl rand -hex 16)
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=29500
 OMP_NUM_THREADS=$((SLURM_CPUS_ON_NODE / SLURM_NTASKS_PER_NODE))

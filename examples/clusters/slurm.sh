@@ -4,7 +4,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
 #SBATCH --time=24:00:00
-#SBATCH --signal=TERM@300
+#SBATCH --signal=USR1@300
 #SBATCH --requeue
 #SBATCH --open-mode=append
 
@@ -13,8 +13,7 @@ bin=${TESSERA_BIN:-$HOME/tessera/build/bin}
 prefix=${PREFIX:-$SLURM_SUBMIT_DIR/run/mnist} # on storage that all nodes share
 ranks=2                                       # of each node, such as one for each socket
 
-# The environment reaches every task; nobody else sees it.
-TESSERA_SECRET=$(head -c 32 /dev/urandom | sha256sum | cut -d ' ' -f 1)
+TESSERA_SECRET=$(openssl rand -hex 16) # srun passes it on to every task
 export TESSERA_SECRET
 node0=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 launch=("$bin/tessera" launch -n "$ranks" --nnodes "$SLURM_NNODES"

@@ -9,6 +9,7 @@
 #include "tessera/comm/fake/fake.h"
 #include "tessera/comm/gloo/gloo_link.h"
 #include "tessera/comm/mpi/mpi.h"
+#include "tessera/comm/mpi/mpi_library.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/comm/shm/shm_link.h"
 #include "tessera/comm/threads/run_ranks.h"

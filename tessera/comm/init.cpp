@@ -321,7 +321,7 @@ Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Ini
 }
 
 Communicator init(const MpiCommunicator& communicator, const InitOptions& options) {
-  const MpiMeeting meeting(communicator.library, communicator.handle, options.transport, options.start_limit);
+  const MpiMeeting meeting(communicator.library, communicator.handle, own_host(options), options.transport, options.start_limit);
   start_log(meeting.identity().rank);
   auto with_transport = options;
   with_transport.transport = meeting.transport();

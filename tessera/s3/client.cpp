@@ -20,6 +20,7 @@ namespace {
 
 constexpr int kAttempts = 7;
 constexpr auto kFirstPause = std::chrono::milliseconds(200);
+constexpr std::time_t kRenewAgain = 30;  // seconds after a renewal of credentials that failed
 
 /// Waits longer after each attempt, and not as long as other ranks that failed at the same moment.
 void pause_after(int attempt) {
@@ -69,7 +70,14 @@ Settings Client::settings() {
 Credentials Client::credentials() {
   const auto where = settings();
   const std::lock_guard lock(mutex_);
-  if (!found_ || (found_->until > 0 && std::time(nullptr) >= found_->until)) found_ = find_credentials(where);
+  if (!found_ || (found_->until > 0 && std::time(nullptr) >= found_->until)) {
+    try {
+      found_ = find_credentials(where);
+    } catch (const Error&) {
+      if (!found_) throw;
+      found_->until = std::time(nullptr) + kRenewAgain;  // these still count for a while
+    }
+  }
   return found_->credentials;
 }
 
@@ -95,7 +103,10 @@ HttpAnswer Client::send(const Request& request) {
     http.signer = &signer;
     answer = exchange(http);
     if (is_done(request, answer)) return answer;
-    if (xml_text(answer.body, "Code") == "ExpiredToken") {
+    // An answer to HEAD does not say why.
+    const bool perhaps_expired =
+        attempt == 0 && request.method == "HEAD" && !signer.token.empty() && (answer.status == 400 || answer.status == 403);
+    if (perhaps_expired || xml_text(answer.body, "Code") == "ExpiredToken") {
       const std::lock_guard lock(mutex_);
       found_.reset();  // somebody may have renewed them
     } else if (!may_succeed_later(answer)) {

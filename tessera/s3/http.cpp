@@ -91,7 +91,9 @@ bool is_lasting_failure(CURLcode code) {
 
 void sign(CURL* handle, const HttpRequest& request, std::vector<std::string>& headers) {
   const auto& signer = *request.signer;
-  curl_easy_setopt(handle, CURLOPT_AWS_SIGV4, fmt::format("aws:amz:{}:s3", request.region).c_str());
+  // Without it, libcurl would send the id and the secret as they are.
+  if (curl_easy_setopt(handle, CURLOPT_AWS_SIGV4, fmt::format("aws:amz:{}:s3", request.region).c_str()) != CURLE_OK)
+    throw ConfigError("this libcurl can't sign requests to s3://; use one that is built with AWS SIGV4");
   curl_easy_setopt(handle, CURLOPT_USERNAME, signer.id.c_str());
   curl_easy_setopt(handle, CURLOPT_PASSWORD, signer.secret.c_str());
   // Checksums guard the body; hashing it here as well would take longer than sending it.

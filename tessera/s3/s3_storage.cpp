@@ -64,7 +64,9 @@ class Lanes : NoCopy {
 Request request_for(const std::string& method, const std::string& name) {
   const auto slash = std::min(name.find('/'), name.size());
   if (slash == 0) throw UsageError("s3:// names no bucket; write s3://BUCKET/NAME");
-  return {.method = method, .bucket = name.substr(0, slash), .key = name.substr(std::min(slash + 1, name.size()))};
+  auto bucket = name.substr(0, slash);
+  if (url_encoded(bucket) != bucket) throw UsageError("'{}' is not the name of a bucket; write s3://BUCKET/NAME", printable(bucket));
+  return {.method = method, .bucket = std::move(bucket), .key = name.substr(std::min(slash + 1, name.size()))};
 }
 
 Request request_for_object(const std::string& method, const std::string& name) {

@@ -4,13 +4,15 @@
 #include <time.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <system_error>
+#include <thread>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
-#include "tessera/base/folder.h"
 #include "tessera/base/input_file.h"
 #include "tessera/base/words.h"
 #include "tessera/s3/xml.h"
@@ -31,7 +33,8 @@ std::string_view trimmed(std::string_view text) {
 Sections sections_of(const char* variable, const char* name) {
   const auto home = env("HOME");
   const auto path = fs::path(env(variable).value_or(home ? fs::path(*home) / ".aws" / name : fs::path()));
-  if (path.empty() || !is_there(path)) return {};
+  std::error_code none;
+  if (path.empty() || !fs::is_regular_file(path, none)) return {};  // /dev/null is none
   return parse_sections(InputFile(path).read_all());
 }
 
@@ -63,9 +66,19 @@ std::string text_in(const std::string& file) {
   return std::string(trimmed(text.substr(0, text.find('\n'))));
 }
 
+/// Asks a service, again where it is busy: all ranks of a job ask at once.
+HttpAnswer asked(const HttpRequest& request) {
+  auto answer = exchange(request);
+  for (int i = 0; i < 3 && (answer.status == 429 || answer.status >= 500); i++) {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    answer = exchange(request);
+  }
+  return answer;
+}
+
 /// Asks a service for credentials.
 std::string fetched(const HttpRequest& request, const std::string& source) {
-  const auto answer = exchange(request);
+  const auto answer = asked(request);
   if (answer.status == 200) return answer.body;
   throw ConfigError("{} gave no credentials: {}", source,
                     answer.failure.empty() ? fmt::format("status {}", answer.status) : answer.failure);
@@ -99,7 +112,8 @@ std::optional<FoundCredentials> from_web_identity(const Settings& settings) {
   const auto body =
       fmt::format("Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleArn={}&RoleSessionName={}&WebIdentityToken={}",
                   url_encoded(*role), url_encoded(env("AWS_ROLE_SESSION_NAME").value_or("tessera")), url_encoded(text_in(*file)));
-  const auto url = env("AWS_ENDPOINT_URL_STS").value_or(fmt::format("https://sts.{}.amazonaws.com", settings.region)) + "/";
+  const auto domain = fmt::format("sts.{}.amazonaws.com{}", settings.region, settings.region.starts_with("cn-") ? ".cn" : "");
+  const auto url = env("AWS_ENDPOINT_URL_STS").value_or("https://" + domain) + "/";
   const auto source = "the role of AWS_ROLE_ARN";
   const auto xml = fetched({.method = "POST", .url = url, .body = std::as_bytes(std::span(body))}, source);
   FoundCredentials found{.credentials = {.id = xml_text(xml, "AccessKeyId"),
@@ -139,7 +153,7 @@ std::optional<FoundCredentials> from_container() {
 std::optional<FoundCredentials> from_instance() {
   if (lower(env("AWS_EC2_METADATA_DISABLED").value_or("")) == "true") return std::nullopt;
   const auto at = env("AWS_EC2_METADATA_SERVICE_ENDPOINT").value_or("http://169.254.169.254") + "/latest/";
-  const auto token = exchange(
+  const auto token = asked(
       {.method = "PUT", .url = at + "api/token", .headers = {"X-aws-ec2-metadata-token-ttl-seconds: 21600"}, .connect_seconds = 1});
   if (token.status != 200) return std::nullopt;  // not on EC2
   const std::vector<std::string> headers = {"X-aws-ec2-metadata-token: " + token.body};
@@ -179,6 +193,8 @@ Settings find_settings() {
   Settings settings{.region = first({env("AWS_REGION"), env("AWS_DEFAULT_REGION"), value_of(profile, "region"), "us-east-1"}),
                     .endpoint = first({env("AWS_ENDPOINT_URL_S3"), env("AWS_ENDPOINT_URL"), value_of(profile, "endpoint_url")})};
   while (settings.endpoint.ends_with('/')) settings.endpoint.pop_back();
+  if (settings.endpoint.find('@') != std::string::npos)  // not printed: a password is perhaps before it
+    throw ConfigError("the endpoint of the object store has an '@'; put a user in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, not there");
   if (!settings.endpoint.empty() && !settings.endpoint.starts_with("http://") && !settings.endpoint.starts_with("https://"))
     throw ConfigError("the endpoint of the object store is '{}'; it begins with https:// or http://", printable(settings.endpoint));
   return settings;

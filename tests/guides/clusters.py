@@ -8,11 +8,13 @@ The stand-ins are `srun`, which starts a command once for each node, `mpirun`, w
 import os
 import pathlib
 import shutil
-import socket
 import stat
 import subprocess
 import sys
 import tempfile
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from running import expect, free_port
 
 ROOT, BIN = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
 FILE = ROOT / "examples/clusters" / sys.argv[3]
@@ -24,16 +26,6 @@ STAND_INS = {
     "tessera": 'exec {bin}/tessera "$@"',
 }
 SLURM = {"SLURM_JOB_NODELIST": "node[0-1]", "SLURM_NNODES": "2", "SLURM_SUBMIT_DIR": ".", "SLURM_CPUS_ON_NODE": "2", "SLURM_NTASKS_PER_NODE": "2"}
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
-def expect(condition, what):
-    if not condition:
-        sys.exit(f"{FILE.name}: {what}")
 
 
 def run(commands, environment, folder):

@@ -3,6 +3,7 @@
 chaos.py BUILD_BIN [--seconds S] [--seed N]
 """
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -55,7 +56,8 @@ class Chaos:
         host = self.net[self.draw.randrange(3)]
         ranks = ranks_on(host)
         if ranks:
-            os.kill(self.draw.choice(ranks), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.draw.choice(ranks), signal.SIGKILL)
         return f"killed a rank of node {host.index}"
 
     def replace_a_launcher(self):

@@ -1,23 +1,18 @@
 """A training over several hosts of hosts.py, started by itself or by `tessera launch`, whose losses tests compare digit by digit."""
-import json
 import os
 import pathlib
 import re
 import signal
 import sys
-import tempfile
 import time
 
 import hosts
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from running import OTHERS, expect, losses_in
+
 RANKS = 2  # of each host
 PORT = 29500
-OTHERS = re.compile(r"(OMPI|PMIX?|MPI|SLURM|TORCHELASTIC|MASTER)_|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)$|GLOO_|TESSERA_(SECRET|STORE|TRANSPORT|HOST_ID|SILENCE_LIMIT)")
-
-
-def expect(condition, what):
-    if not condition:
-        raise AssertionError(what)
 
 
 def wait_until(condition, seconds, what):
@@ -87,11 +82,7 @@ class Job:
         return len(self.losses())
 
     def losses(self):
-        """As they are printed: two numbers that differ in the last digit are not the same loss."""
-        if not self.metrics.exists():
-            return []
-        rows = [json.loads(line, parse_float=str) for line in self.metrics.read_text().splitlines() if line.endswith("}")]
-        return [row["loss"] for row in rows if "loss" in row]
+        return losses_in(self.metrics) if self.metrics.exists() else []
 
     def wait_for_step(self, step, seconds=100):
         def trains():

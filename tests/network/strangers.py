@@ -4,11 +4,9 @@ strangers.py BUILD_BIN [NAME...]
 
 NAME picks the tests whose names contain it.
 """
-import json
 import os
 import pathlib
 import random
-import re
 import socket
 import subprocess
 import sys
@@ -16,39 +14,32 @@ import tempfile
 import threading
 import time
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from running import BOUND, ENVIRONMENT, expect, free_port, losses_in, run_tests, test
+
 BIN = pathlib.Path(sys.argv[1]).absolute()
 PICKED = sys.argv[2:]
 TESSERA, MNIST = BIN / "tessera", BIN / "mnist"
-OTHERS = re.compile(r"(OMPI|PMIX?|MPI|MV2_COMM_WORLD|SLURM|TORCHELASTIC|MASTER)_|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|TESSERA_SECRET")
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not OTHERS.match(name)} | {"OMP_NUM_THREADS": "1"}
 HELLO, NUMBER, PROOF = b"tessera store 3\n", 32, 32
-TESTS = []
-
-
-def test(function):
-    TESTS.append(function)
-    return function
-
-
-def expect(condition, what):
-    if not condition:
-        raise AssertionError(what)
+STARTED = []
 
 
 def start(command, **variables):
-    return subprocess.Popen([str(word) for word in command], env=ENVIRONMENT | {name: str(value) for name, value in variables.items()},
-                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    environment = ENVIRONMENT | {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in variables.items()}
+    STARTED.append(subprocess.Popen([*BOUND, *map(str, command)], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                    stderr=subprocess.STDOUT, text=True, errors="replace"))
+    return STARTED[-1]
+
+
+def kill_started():
+    while STARTED:
+        STARTED.pop().kill()
 
 
 def output_of(process, status=0):
     said = process.communicate(timeout=250)[0]
     expect(status is None or process.returncode == status, f"ended with status {process.returncode}, not {status}:\n{said}")
     return said
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def below(pid):
@@ -87,11 +78,11 @@ def receive(peer, count):
 def losses_among(crowd):
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "losses.jsonl")
-        job = start([TESSERA, "launch", "-n", 3, "-q", MNIST, "--fake-data", "--num-epochs", 1, "--batch-size", 100, "--log-steps", 1, "--metrics", file],
+        job = start([TESSERA, "launch", "-n", 3, "-q", MNIST, "--fake-data", "--num-epochs", 20, "--batch-size", 100, "--log-steps", 1, "--metrics", file],
                     TESSERA_TRANSPORT="gloo")
         crowd(job)
         output_of(job)
-        return [row["loss"] for row in (json.loads(line, parse_float=str) for line in file.read_text().splitlines()) if "loss" in row]
+        return losses_in(file)
 
 
 @test
@@ -101,7 +92,7 @@ def a_crowd_changes_nothing():
     silent, met, deaf = [], {}, set()
 
     def crowd(job):
-        while job.poll() is None:
+        while job.poll() is None and len(deaf) < 3:
             for port in racing(lambda: ports_of(set(below(job.pid)))):
                 for turn in range(20):
                     peer = socket.socket()
@@ -242,23 +233,5 @@ def a_wrong_secret_is_not_repeated():
     expect("sesame" not in said and "guessed" not in said, f"an error repeats a secret:\n{said}")
 
 
-def main():
-    passed = failed = 0
-    for function in TESTS:
-        if PICKED and not any(part in function.__name__ for part in PICKED):
-            continue
-        began = time.monotonic()
-        try:
-            function()
-        except Exception as error:  # of any kind: the others are to run
-            failed += 1
-            print(f"FAILED  {function.__name__}: {error}", flush=True)
-        else:
-            passed += 1
-            print(f"ok      {function.__name__} in {time.monotonic() - began:.1f} s", flush=True)
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tests(PICKED, after_each=kill_started))

@@ -8,12 +8,12 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 
 import hosts
+from jobs import Process, expect, tools_at, wait_until
 
-TESSERA = pathlib.Path(sys.argv[1], "tessera").absolute()
-PORT = 51820
+TESSERA = tools_at(sys.argv[1]) / "tessera"
+PORT, TUNNEL = 51820, "wg0"
 
 
 def tool(name, *arguments, **more):
@@ -50,50 +50,40 @@ class Sniffer:
 def dig(net):
     keys = [tool("wg", "genkey") for _ in net.hosts]
     for index, host in enumerate(net.hosts):
-        tunnel = f"wg{index}"  # of another name on each host, because wireguard-go's socket has its name, and hosts share the files
-        host.start(["wireguard-go", "-f", tunnel], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        host.do("mount", "-t", "tmpfs", "run", "/var/run")  # where wireguard-go has its socket: else in this machine's own folder, for all hosts
+        host.start(["wireguard-go", "-f", TUNNEL], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         own = net.folder / f"key{index}"
         own.touch(mode=0o600)
         own.write_text(keys[index])
         other = net.hosts[1 - index]
-        setting = ["wg", "set", tunnel, "private-key", own, "listen-port", PORT, "peer", tool("wg", "pubkey", input=keys[1 - index]),
-                   "endpoint", f"{other.address}:{PORT}", "allowed-ips", f"10.99.0.{other.index + 1}/32"]
-        deadline = time.monotonic() + 20
-        while True:  # the daemon needs a moment
-            try:
-                host.do(*setting)
-                break
-            except RuntimeError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-        host.do("ip", "address", "add", f"10.99.0.{index + 1}/24", "dev", tunnel)
-        host.do("ip", "link", "set", tunnel, "up")
+        wait_until(lambda: subprocess.run(host.inside(["wg", "show", TUNNEL]), capture_output=True).returncode == 0, 20, f"{host.name} has a tunnel")
+        host.do("wg", "set", TUNNEL, "private-key", own, "listen-port", PORT, "peer", tool("wg", "pubkey", input=keys[1 - index]),
+                "endpoint", f"{other.address}:{PORT}", "allowed-ips", f"10.99.0.{other.index + 1}/32")
+        host.do("ip", "address", "add", f"10.99.0.{index + 1}/24", "dev", TUNNEL)
+        host.do("ip", "link", "set", TUNNEL, "up")
 
 
-def job(net, network, kind):
-    nodes = [host.start([TESSERA, "launch", "-n", 2, "--nnodes", 2, "--node-rank", host.index, "--rdzv-endpoint", f"{network}.1:29500",
-                         TESSERA, "test"], env={"GLOO_SOCKET_IFNAME": kind.format(host.index), "TESSERA_SECRET": "sesame", "OMP_NUM_THREADS": 1},
-                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for host in net.hosts]
+def job(net, network, interface):
+    nodes = [Process(host, [TESSERA, "launch", "-n", 2, "--nnodes", 2, "--node-rank", host.index, "--rdzv-endpoint", f"{network}.1:29500", TESSERA, "test"],
+                     net.folder / f"{interface}-{host.index}.log", GLOO_SOCKET_IFNAME=interface, TESSERA_SECRET="sesame") for host in net]
     for node in nodes:
-        said = node.communicate(timeout=250)[0]
-        if node.returncode != 0:
-            raise SystemExit(f"the job over {kind} fails:\n{said}")
+        expect(node.end(250) == 0, f"the job over {interface} fails:\n{node.said()}")
 
 
 def main():
     hosts.enter()
     tool("wireguard-go", "--version")
+    if not pathlib.Path("/dev/net/tun").exists():
+        hosts.skip("there is no /dev/net/tun, which wireguard-go needs")
     with hosts.Hosts(2) as net:
-        sniffer = Sniffer(net[0].port)
+        without = Sniffer(net[0].port)
         job(net, "10.77.0", "eth0")
-        open_link, sniffer.seen = sniffer.seen, {}
         dig(net)
-        job(net, "10.99.0", "wg{}")
-        print(f"without the tunnel: {open_link}; through it: {sniffer.seen}")
-        through = sniffer.seen.get(f"udp {PORT}", 0)
-        if open_link.get("tcp", 0) < 100 or through < 100 or set(sniffer.seen) - {f"udp {PORT}", "icmp", "igmp"}:
-            raise SystemExit("that is not what a tunnel shows")
+        through = Sniffer(net[0].port)
+        job(net, "10.99.0", TUNNEL)
+        print(f"without the tunnel: {without.seen}; through it: {through.seen}")
+        expect(without.seen.get("tcp", 0) >= 100 and through.seen.get(f"udp {PORT}", 0) >= 100, "too few packets were seen")
+        expect(not set(through.seen) - {f"udp {PORT}", "icmp", "igmp"}, "not all packets went through the tunnel")
     print("all packets went through the tunnel")
 
 

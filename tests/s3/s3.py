@@ -11,26 +11,26 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import unittest
 
-from store import ID, REGION, SECRET, cut, lost, reset, status, store
+from store import ID, REGION, ROOT, SECRET, cut, lost, reset, status, store
+
+sys.path.append(str(ROOT / "tests/recipes"))
+from recipe import Recipe, losses
 
 TESSERA, MNIST = sys.argv[1:3]
 OTHERS = re.compile("AWS_|https?_proxy$|all_proxy$", re.IGNORECASE)
 
 
-class OnStore(unittest.TestCase):
+class OnStore(Recipe):
     @classmethod
     def setUpClass(cls):
         cls.store = cls.enterClassContext(store("bucket"))
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        super().setUp()
         self.run_at = f"s3://bucket/{self.id().rpartition('.')[2]}"
         self.environment = {name: value for name, value in os.environ.items() if not OTHERS.match(name)} | {
             "HOME": str(self.folder), "AWS_ACCESS_KEY_ID": ID, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": REGION,
@@ -38,9 +38,7 @@ class OnStore(unittest.TestCase):
 
     def run_command(self, *command, status=0, **variables):
         environment = {name: value for name, value in (self.environment | variables).items() if value is not None}
-        done = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=300)
-        said = done.stdout + done.stderr
-        self.assertEqual(done.returncode, status, said)
+        said = self.run_program(*command, status=status, env=environment, timeout=300)
         for text in (SECRET, "hidden"):
             self.assertNotIn(text, said)
         return said
@@ -58,7 +56,7 @@ class OnStore(unittest.TestCase):
         file = self.folder / "losses.jsonl"
         file.unlink(missing_ok=True)
         self.train("--metrics", file, "--no-ckpt-consolidation", *flags, **more)
-        return [row["loss"] for row in map(json.loads, file.read_text().splitlines()) if "loss" in row]
+        return losses(map(json.loads, file.read_text().splitlines()))
 
     def model(self, megabytes, seed=0):
         """A safetensors file of two tensors."""
@@ -204,12 +202,14 @@ class Kills(OnStore):
             return reset(request, body)
         with self.store.fault("PUT .*rank-1-of-2", hold, times=99):
             command = self.mnist("--num-epochs", 2, "--ckpt-prefix", self.run_at, "--resume", "--no-ckpt-consolidation")
-            with subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as launcher:
-                self.assertTrue(reached.wait(60))
-                ranks = [int(pid) for task in pathlib.Path(f"/proc/{launcher.pid}/task").iterdir() for pid in (task / "children").read_text().split()]
-                ranks = sorted(pid for pid in ranks if "mnist" in pathlib.Path(f"/proc/{pid}/comm").read_text())
-                os.kill(ranks[1], signal.SIGKILL)
-                self.assertNotEqual(launcher.wait(60), 0)
+            launcher = subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self.addCleanup(launcher.wait)
+            self.addCleanup(launcher.kill)  # which comes first
+            self.assertTrue(reached.wait(60))
+            ranks = [int(pid) for task in pathlib.Path(f"/proc/{launcher.pid}/task").iterdir() for pid in (task / "children").read_text().split()]
+            ranks = sorted(pid for pid in ranks if "mnist" in pathlib.Path(f"/proc/{pid}/comm").read_text())
+            os.kill(ranks[1], signal.SIGKILL)
+            self.assertNotEqual(launcher.wait(60), 0)
         self.assertIn("step-000010 is whole", self.ckpt("verify", self.run_at, status=1))  # because a newer one is incomplete
         self.assertEqual(len(self.losses("--num-epochs", 2, "--ckpt-prefix", self.run_at, "--resume")), 10)
         self.assertIn("step-000020 is whole", self.ckpt("verify", self.run_at))
@@ -217,6 +217,7 @@ class Kills(OnStore):
 
 class Service(http.server.BaseHTTPRequestHandler):
     """Gives credentials as the metadata services of EC2 and of containers do, and as STS does."""
+    refusals = 0  # how many requests are told to come later
 
     def reply(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
@@ -233,7 +234,10 @@ class Service(http.server.BaseHTTPRequestHandler):
         answer = known.get((self.command, self.path, given))
         if self.command == "POST" and "WebIdentityToken=hidden%20web%20token&" not in body + "&":
             answer = None
-        self.send_response_only(200 if answer else 403)
+        late, Service.refusals = Service.refusals > 0, max(0, Service.refusals - 1)
+        if late:
+            answer = None
+        self.send_response_only(200 if answer else 503 if late else 403)
         self.send_header("Content-Length", str(len(answer or "")))
         self.end_headers()
         self.wfile.write((answer or "").encode())
@@ -259,7 +263,10 @@ class Settings(OnStore):
         (folder / "credentials").write_text(f"# of others\n[default]\naws_access_key_id={ID}\naws_secret_access_key = {SECRET}\r\n\n"
                                             "[other]\naws_access_key_id = TEMPORARY\naws_secret_access_key = hidden key\naws_session_token = hidden token\n")
         self.inspect()
-        self.inspect(AWS_PROFILE="other")
+        self.inspect(AWS_CONFIG_FILE="/dev/null")
+        with self.store.fault("HEAD", status(400, "ExpiredToken")) as expired:
+            self.inspect(AWS_PROFILE="other")
+        self.assertEqual(expired.hits, 1)
         self.assertIn("nobody", self.inspect(AWS_PROFILE="nobody", status=1))
         (folder / "config").write_text(f"[profile far]\nregion = eu-south-9\nendpoint_url = {self.store.url}/\naws_access_key_id = {ID}\n"
                                        f"aws_secret_access_key = {SECRET}\ns3 =\n  max_concurrent_requests = 20\n")
@@ -274,6 +281,7 @@ class Settings(OnStore):
         url = f"http://127.0.0.1:{service.server_address[1]}"
         token = self.folder / "token"
         token.write_text("hidden web token\n")
+        Service.refusals = 2
         self.inspect(AWS_EC2_METADATA_DISABLED=None, AWS_EC2_METADATA_SERVICE_ENDPOINT=url)
         self.inspect(AWS_CONTAINER_CREDENTIALS_FULL_URI=url + "/container", AWS_CONTAINER_AUTHORIZATION_TOKEN="hidden authorization")
         self.inspect(AWS_WEB_IDENTITY_TOKEN_FILE=str(token), AWS_ROLE_ARN="arn:aws:iam::1:role/x", AWS_ENDPOINT_URL_STS=url)
@@ -287,6 +295,7 @@ class Settings(OnStore):
         said = self.inspect(AWS_ACCESS_KEY_ID=ID, AWS_SECRET_ACCESS_KEY="hidden wrong", status=1)
         self.assertRegex(said, "says 403; check that the credentials of AWS_ACCESS_KEY_ID are right")
         self.assertIn("begins with https://", self.inspect(**own, AWS_ENDPOINT_URL="127.0.0.1:9000", status=1))
+        self.assertIn("has an '@'", self.inspect(**own, AWS_ENDPOINT_URL="http://user:hidden@127.0.0.1:9000", status=1))
         self.assertRegex(self.inspect(**own, AWS_ENDPOINT_URL="http://127.0.0.1:9", AWS_MAX_ATTEMPTS="2", status=1),
                          "s3://bucket/model.safetensors.* can't be reached: .*check the network, and AWS_ENDPOINT_URL")
         moved = lambda request, body: request.answer(301, b"<Error><Code>PermanentRedirect</Code></Error>", [("x-amz-bucket-region", "eu-north-1")])
@@ -294,6 +303,7 @@ class Settings(OnStore):
             self.assertIn("set AWS_REGION to eu-north-1", self.inspect(**own, status=1))
         self.assertIn("make the bucket", self.ckpt("inspect", "s3://nothing/model", status=1))
         self.assertIn("write s3://BUCKET/NAME", self.ckpt("convert", self.model(1), "s3://bucket", "--to", "safetensors", status=2))
+        self.assertIn("'a@b' is not the name of a bucket", self.ckpt("convert", self.model(1), "s3://a@b/x.safetensors", "--to", "safetensors", status=2))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,9 @@ import urllib.parse
 import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests"))
+from running import BOUND, free_port
+
 PACKAGES = ROOT / "build/python/s3"
 ID, SECRET, REGION = "AKIATESTING", "se/cr+et:of=the test", "eu-north-7"
 
@@ -176,17 +179,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_request
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 @contextlib.contextmanager
 def store(bucket, python=sys.executable):
     """Yields the proxy before a store that has one bucket."""
     port = free_port()
     environment = {"PYTHONPATH": str(PACKAGES), "PATH": "/usr/bin:/bin", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "HOME": "/nowhere"}
-    server = subprocess.Popen([python, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], env=environment,
+    server = subprocess.Popen([*BOUND, python, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], env=environment,
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     proxy = None
     try:

@@ -43,7 +43,7 @@ class Attempts {
       try {
         if (const auto status = attempt()) return *status;
       } catch (const NodeGone& gone) {
-        if (!may_come_back_) throw;
+        if (!may_come_back_ || plan_.node == 0) throw;
         come_back(gone);
       }
     }
@@ -61,6 +61,7 @@ class Attempts {
     const auto share = nodes_ ? nodes_->meet(ranks_) : lone_share();
     const bool may_restart = may_come_back_ = share.attempt < share.max_restarts;
     auto ending = run_here(share);
+    may_come_back_ = may_restart && !ending.interrupted;
     for (const auto& trouble : ending.trouble) say("the log " + trouble);
     if (ending.status == 0 && ending.joined && !ending.read_settings && !plan_.asked_for.empty())
       say(fmt::format("no rank has read the settings, as a Trainer does, so these had no effect: {}", fmt::join(plan_.asked_for, ", ")));
@@ -88,11 +89,12 @@ class Attempts {
 
   /// Looks for node 0 again, which waits for this node before the next attempt begins.
   void come_back(const NodeGone& gone) {
+    if (interrupted_) throw Interrupted{*interrupted_};
     const auto limit = plan_.node_timeout + plan_.grace;
-    const auto end = std::chrono::steady_clock::now() + limit;
     agrees_ = false;
     say(fmt::format("{}; trying for {} s to take part in the next attempt", gone.what(), limit.count()));
-    nodes_.reset();
+    nodes_.reset();  // may take as long as a request to node 0
+    const auto end = std::chrono::steady_clock::now() + limit;
     while (!nodes_) {
       take_signals();
       try {

@@ -99,7 +99,8 @@ auto Nodes::asking_node_0(Call&& call) const {
 Nodes::Nodes(const LaunchPlan& plan, Hooks hooks, std::chrono::seconds limit)
     : plan_(plan), hooks_(std::move(hooks)), store_(connect(plan_, limit)) {
   ::fcntl(news_.read.get(), F_SETFL, O_NONBLOCK);
-  store_->setTimeout(plan_.node_timeout);  // node 0 counts as lost after the same time without an answer as any other node
+  // Node 0 counts as lost after the same time without an answer as any other node, but never for itself.
+  if (!decides()) store_->setTimeout(plan_.node_timeout);
   watcher_ = quiet_thread([this] { keep_in_touch(); });
 }
 
@@ -163,8 +164,9 @@ void Nodes::find_attempt() {
 
 Share Nodes::meet(int ranks) {
   find_attempt();
+  static const auto launcher = random_secret();  // the same when this launcher has lost node 0 and comes back into the attempt
   asking_node_0([&] {
-    if (store_->add(key("seen", plan_.node), 1) != 1) {
+    if (store_->compareSet(key("seen", plan_.node), std::string(), launcher) != launcher) {
       throw ConfigError("there is a node {} already; give each launcher a --node-rank of its own", plan_.node);
     }
     store_->set(key("here", plan_.node), dump({{"ranks", ranks}, {"host", host_name()}, {"id", id_}}));

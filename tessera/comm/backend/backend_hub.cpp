@@ -27,8 +27,9 @@ at::Tensor as_tensor(ConstBytes bytes) {
 /// Returns the store's answer, or nothing if the store fails or does not answer in time. Then this rank knows only what its connections
 /// tell it.
 template <class Question>
-auto ask(const StorePtr& store, Question question) noexcept -> std::optional<decltype(question(*store))> try {
-  return bounded(kVerdictLimit, [=] { return question(*store); });
+auto ask(const StorePtr& store, Question question, std::chrono::milliseconds limit = kVerdictLimit) noexcept
+    -> std::optional<decltype(question(*store))> try {
+  return bounded(limit, [=] { return question(*store); });
 } catch (const std::exception&) {
   return std::nullopt;
 }
@@ -111,8 +112,8 @@ std::optional<LinkFailure> BackendHub::announced_verdict() {
   }
 }
 
-int32_t BackendHub::new_tag() const {
-  const auto number = ask(store_, [key = key_ + "/tags"](auto& store) { return store.add(key, 1); });
+int32_t BackendHub::new_tag(Clock::time_point deadline) const {
+  const auto number = ask(store_, [key = key_ + "/tags"](auto& store) { return store.add(key, 1); }, time_until(deadline));
   if (!number) throw CommError("rank {}: the store does not answer, so no group can be made", rank_);
   return kFirstTag + static_cast<int32_t>(*number);
 }

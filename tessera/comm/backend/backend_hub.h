@@ -65,7 +65,7 @@ class BackendHub {
   /// A tag above all tags that this rank has used. So the largest next_tag() of several ranks is unused on all of them.
   int32_t next_tag() const { return next_tag_; }
   /// A tag that no other call on any rank gets, because threads may split several links at the same time. Needs a store.
-  int32_t new_tag() const;
+  int32_t new_tag(Clock::time_point deadline) const;
   bool has_store() const { return store_ != nullptr; }
   void use_tag(int32_t tag);
 

@@ -77,7 +77,7 @@ class BackendLink final : public Link {
   }
 
   int32_t agree_on_tag(Clock::time_point deadline) {
-    const auto own = !hub_->has_store() ? hub_->next_tag() : rank_ == 0 ? hub_->new_tag() : 0;
+    const auto own = !hub_->has_store() ? hub_->next_tag() : rank_ == 0 ? hub_->new_tag(deadline) : 0;
     return std::ranges::max(all_gather_values(*this, own, deadline));
   }
 
@@ -119,6 +119,11 @@ class BackendLink final : public Link {
           if (!work->wait(time_until(deadline))) throw std::runtime_error("aborted");
         }
       }
+    } catch (const CommError& own) {  // this process can't send or receive, so no peer is to blame
+      hub_->forget(received);
+      if (const auto verdict = hub_->announced_verdict(); verdict && !verdict->reason.empty()) throw *verdict;
+      throw LinkFailure{
+          .kind = LinkFailure::Kind::Aborted, .reason = fmt::format("rank {}: {}", hub_->rank(), own.what()), .culprit = hub_->rank()};
     } catch (const std::exception& error) {
       hub_->forget(received);
       throw failure(peer, backend_error_text(error), deadline);

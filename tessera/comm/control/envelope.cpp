@@ -60,7 +60,8 @@ std::string advice_about_passes(const Alikes& groups) {
       return differ(&Envelope::operation) ? " every rank must run as many forward and as many backward passes between two steps;" : "";
     }
     return " every rank must use the same units in each pass: call the units that a branch leaves out and add their results with a factor of "
-           "0, or, if units are node-shared, shard with {.schedule = {.unused_parameters = tessera::UnusedParameters::Zeros}};";
+           "0, or, if units are node-shared on one host, shard with "
+           "{.schedule = {.unused_parameters = tessera::UnusedParameters::Zeros}};";
   }
   const bool are_calls = std::ranges::any_of(groups, [](const Alike& each) { return !each.envelope.call.empty(); });
   if (of_pass == 0 || are_calls) return {};

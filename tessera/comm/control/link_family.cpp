@@ -29,7 +29,9 @@ void LinkFamily::tell(const LinkFailure& failure, int own, std::string_view mess
   if (!failure.ranks.empty()) culprit = failure.ranks.front();
   if (failure.kind == Kind::Aborted) culprit = failure.culprit;
   record_failure_in_world(own, culprit);
-  if (failure.kind == Kind::Aborted || failure.kind == Kind::Deadlocked) return end_transports(failure.reason);
+  if (failure.kind == Kind::Deadlocked) return end_transports(failure.reason);
+  // Groups of other links may not have heard of it.
+  if (failure.kind == Kind::Aborted) return abort(failure.reason, failure.culprit);
   if (failure.kind == Kind::Late) report(kLateRanks, message);
   abort(message, culprit);
 }

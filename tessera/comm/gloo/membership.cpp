@@ -2,14 +2,12 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <dirent.h>
 #include <fmt/format.h>
 #include <linux/filter.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -17,6 +15,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/secret.h"
 #include "tessera/comm/backend/backend_hub.h"
+#include "tessera/comm/host/addresses.h"
 #include "tessera/comm/host/bounded.h"
 
 namespace tessera {
@@ -96,9 +95,7 @@ void prove_membership(c10d::Backend& backend, const StorePtr& store, Clock::time
 
 std::set<int> listening_sockets() {
   std::set<int> found;
-  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/self/fd"), ::closedir);
-  for (const dirent* entry = nullptr; folder && (entry = ::readdir(folder.get())) != nullptr;) {
-    const int fd = std::atoi(entry->d_name);  // 0 for . and .., which changes nothing
+  for (const int fd : open_descriptors()) {
     const auto get = [fd](int option) {
       int value = 0;
       socklen_t length = sizeof value;

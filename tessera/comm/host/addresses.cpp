@@ -1,5 +1,6 @@
 #include "tessera/comm/host/addresses.h"
 
+#include <dirent.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -7,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <utility>
 
 #include "tessera/base/env.h"
@@ -62,10 +64,12 @@ std::optional<std::chrono::seconds> silence_limit() {
 
 void keep_asking(int socket, std::chrono::seconds limit) {
   constexpr int kLongestPause = 5;
-  const int yes = 1, pause = std::clamp(static_cast<int>(limit.count() / 6), 1, kLongestPause);
+  const int seconds = static_cast<int>(limit.count());
+  const int yes = 1, pause = std::max(std::clamp(seconds / 6, 1, kLongestPause), seconds / 100);
   ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
   set_tcp(socket, TCP_KEEPIDLE, pause);
   set_tcp(socket, TCP_KEEPINTVL, pause);
+  set_tcp(socket, TCP_KEEPCNT, seconds / pause + 2);  // else the kernel would end the connection after nine pauses, before the limit
   // From Linux 6.15 on: what was lost is sent again at least this often, and not only after up to two minutes, so that a connection
   // continues soon after its network is back.
   constexpr int kTcpRtoMaxMs = 44, kTwoSeconds = 2000;
@@ -85,6 +89,13 @@ void set_options(int socket) {
 
 std::shared_ptr<addrinfo> own_addresses(int port) {
   return look_up(nullptr, port, SOCK_STREAM).second;
+}
+
+std::vector<int> open_descriptors() {
+  std::vector<int> found;
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/self/fd"), &::closedir);
+  while (const auto* entry = folder ? ::readdir(folder.get()) : nullptr) found.push_back(std::atoi(entry->d_name));
+  return found;
 }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Looks up the addresses of a host, within a time limit, and sets options of connections.
+// Looks up the addresses of a host, within a time limit, sets options of connections, and finds a process's descriptors.
 #pragma once
 
 #include <netdb.h>
@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace tessera {
 
@@ -37,5 +38,8 @@ void set_options(int socket);
 
 /// All addresses of this host, to listen at.
 std::shared_ptr<addrinfo> own_addresses(int port);
+
+/// The open descriptors of this process, sockets and others, some more than once.
+std::vector<int> open_descriptors();
 
 }  // namespace tessera

@@ -1,14 +1,11 @@
 #include "tessera/comm/host/connection_watch.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
-#include <cstdlib>
-#include <memory>
 #include <utility>
 
 #include "tessera/base/fd.h"
@@ -45,9 +42,7 @@ std::pair<bool, std::chrono::milliseconds> owes_an_answer(int socket) {
 
 ConnectionWatch::Connections ConnectionWatch::connections() {
   Connections found;
-  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/self/fd"), &::closedir);
-  while (const auto* entry = folder ? ::readdir(folder.get()) : nullptr) {
-    const int descriptor = std::atoi(entry->d_name);  // 0 for . and .., which does no harm
+  for (const int descriptor : open_descriptors()) {
     if (is_tcp(descriptor) && !address_at(descriptor, &::getpeername).empty()) found[descriptor] = number_of_connection(descriptor);
   }
   return found;

@@ -29,7 +29,6 @@ class Reducer {
   void reduce_hosts(std::span<const ConstBytes> sums, const at::Tensor& target, int ranks, double* squares) const {
     combine(sums, sum_, target, divisor(ranks), squares);
   }
-  at::ScalarType sum_dtype() const { return sum_; }
 
  private:
   int64_t divisor(int64_t ranks) const { return op_ == Reduce::Mean ? ranks : 1; }

@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -119,6 +120,7 @@ void introduce(int socket, const std::string& secret, Clock::time_point end) {
 
 Fd connect_once(const std::string& host, int port, const std::string& secret, Clock::time_point end) {
   std::optional<NoConnection> trouble;
+  std::exception_ptr refusal;
   const auto addresses = addresses_of(host, port, SOCK_STREAM, end);
   if (!addresses.first) throw NoConnection{addresses.why_not};
   for (const auto* address = addresses.first.get(); address != nullptr; address = address->ai_next) {
@@ -130,8 +132,11 @@ Fd connect_once(const std::string& host, int port, const std::string& secret, Cl
     } catch (const NoConnection& failure) {
       const auto numeric = numeric_address(address->ai_addr, address->ai_addrlen);
       trouble = NoConnection{numeric == host ? failure.why : fmt::format("{} ({})", failure.why, numeric)};
+    } catch (const ConfigError&) {  // perhaps by another job's store, and this job's is at a further address
+      refusal = std::current_exception();
     }
   }
+  if (refusal) std::rethrow_exception(refusal);
   throw trouble.value_or(NoConnection{"the name has no address"});
 }
 

@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -25,8 +26,15 @@ namespace {
 using namespace store_protocol;
 
 constexpr auto kHelloLimit = std::chrono::seconds(5);
-constexpr int kMostStrangers = 64;
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);  // between two attempts to accept when no descriptors are left
+
+/// How many strangers may wait at a time. Those that have said hello may be all ranks of a large job, but leave most descriptors to it.
+int64_t most_strangers(bool has_said_hello) {
+  if (!has_said_hello) return 64;
+  rlimit descriptors{};
+  ::getrlimit(RLIMIT_NOFILE, &descriptors);
+  return static_cast<int64_t>(std::min<rlim_t>(1024, descriptors.rlim_cur / 4));
+}
 
 /// The number in a text, 0 if there is none. Unsigned, so that sums of numbers that clients send can't overflow.
 uint64_t number_in(const std::string& text) {
@@ -150,7 +158,8 @@ void StoreServer::limit_strangers() {
   for (const bool has_said_hello : {false, true}) {
     const auto is_stranger = [&](const Peer& peer) { return !peer.admitted && peer.numbers.client.empty() != has_said_hello; };
     auto strangers = std::ranges::count_if(peers_, is_stranger);
-    peers_.remove_if([&](const Peer& peer) { return peer.gone || (is_stranger(peer) && strangers-- > kMostStrangers); });
+    const auto most = most_strangers(has_said_hello);
+    peers_.remove_if([&](const Peer& peer) { return peer.gone || (is_stranger(peer) && strangers-- > most); });
   }
 }
 

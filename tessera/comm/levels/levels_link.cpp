@@ -28,21 +28,14 @@ void LevelsLink::among_all(const Act& act) {
     act();
   } catch (LinkFailure& failure) {
     failure.is_guess = failure.kind == LinkFailure::Kind::Late;
-    // Ranks that wait in the other of the two links hear of it from this rank only.
-    if (failure.kind == LinkFailure::Kind::Aborted) abort(failure.reason, failure.culprit);
     throw;
   }
 }
 
 /// Adds the digests within each host, then those of the hosts, then tells each host the result.
 void LevelsLink::combine(Digest& digest, Clock::time_point deadline) {
-  try {
-    inner_->combine(digest, deadline);
-  } catch (const LinkFailure& failure) {
-    if (failure.kind == LinkFailure::Kind::Aborted) abort(failure.reason, failure.culprit);
-    throw;
-  }
   among_all([&] {
+    inner_->combine(digest, deadline);
     const int hosts = topology_.hosts();
     const auto leader = [&](int host) { return static_cast<size_t>(topology_.ranks_on(host % hosts).front()); };
     for (int distance = 1; distance < hosts; distance *= 2) {

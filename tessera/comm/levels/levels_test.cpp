@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <cmath>
 
 #include "tessera/base/error.h"
@@ -173,6 +174,19 @@ INSTANTIATE_TEST_SUITE_P(, OverHosts, ::testing::ValuesIn(kHosts));
 TEST(Share, IsRefusedToAllRanksOfSeveralHosts) {
   over_hosts({0, 0, 1}, [](const Communicator& world) {
     EXPECT_EQ(world.share({.bytes_per_rank = 64}).why_not, "transport threads: the ranks are on 2 hosts");
+  });
+}
+
+// Rank 2 knows nothing of the link in which rank 1 waits for rank 0, which hears of the abort between the hosts.
+TEST(Abort, ReachesRanksThatWaitInAnotherLink) {
+  std::barrier together(4);
+  over_hosts({0, 0, 1, 1}, [&](const Communicator& world) {
+    const auto host = world.split(std::vector{0, 0, 1, 1}), across = world.split(std::vector{0, 1, 0, 1});
+    together.arrive_and_wait();
+    if (world.rank() == 2) across.abort("enough of this");
+    const auto said = message_of<CommError>([&] { (world.rank() % 2 == 0 ? across : host).barrier(); });
+    EXPECT_THAT(said, HasSubstr("rank 2: enough of this")) << world.rank();
+    together.arrive_and_wait();  // the end of a rank would tell the others, too
   });
 }
 

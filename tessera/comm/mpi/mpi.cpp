@@ -2,8 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <memory>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
+#include <vector>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
@@ -12,16 +16,17 @@
 #include "tessera/comm/mpi/mpi_backend.h"
 #include "tessera/comm/mpi/mpi_library.h"
 #include "tessera/comm/mpi/mpi_meeting.h"
-#include "tessera/comm/mpi/mpi_turn.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::string_view kUnfit = "can't use MPI: ";
+constexpr auto kTurnsTaken = "turns/taken", kTurnsEnded = "turns/ended";
+constexpr auto kBetweenTurns = std::chrono::milliseconds(1);
 
 /// How this rank can use MPI, in a line that is the same on all ranks if all of them can.
 std::string own_mpi(const Identity& identity) {
-  if (const auto why_not = why_no_mpi_library(); !why_not.empty()) return fmt::format("{}{}", kUnfit, why_not);
+  if (const auto why_not = why_no_mpi(); !why_not.empty()) return fmt::format("{}{}", kUnfit, why_not);
   for (const auto* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
     const auto ranks = given_mpi() ? std::nullopt : env(size);
     if (ranks && *ranks != std::to_string(identity.world_size)) {
@@ -64,11 +69,46 @@ std::shared_ptr<MpiComm> whole_comm(const Meeting& meeting) {
   return communicator;
 }
 
-}  // namespace
+/// MPI makes a communicator in a call that waits for all of its ranks. If two threads make two of them, one rank may begin with the first
+/// and another rank with the second, and both would wait for ever. So the store counts turns, and each communicator has one of its own.
+class MpiTurns {
+ public:
+  MpiTurns(const StorePtr& store, std::chrono::milliseconds limit) : store_(store->clone()), limit_(limit) {}
 
-std::string why_no_mpi() {
-  return why_no_mpi_library();
-}
+  /// Collective over the ranks of `part`: their communicator.
+  std::shared_ptr<MpiComm> make_comm(const MpiComm& whole, Link& part) const {
+    const auto end = Clock::now() + limit_;
+    const bool leads = part.rank() == 0, is_shared = part.size() > 1;
+    const auto all_are_here = [&] { all_gather_values(part, 0, end); };
+    if (is_shared) {
+      if (leads) wait_for_turn(end);
+      all_are_here();
+    }
+    const std::vector<int> ranks(part.world_ranks().begin(), part.world_ranks().end());
+    const auto handle = MpiThread::instance().run("MPI_Comm_create_group", end,
+                                                  [on = whole.handle(), ranks](MpiCalls& calls) { return calls.part(on, ranks); });
+    auto made = std::make_shared<MpiComm>(handle);
+    if (is_shared) {
+      all_are_here();  // a rank that still waits in its call needs the others there
+      if (leads) store_->add(kTurnsEnded, 1);
+    }
+    return made;
+  }
+
+ private:
+  void wait_for_turn(Clock::time_point end) const {
+    const auto turn = store_->add(kTurnsTaken, 1);
+    while (store_->add(kTurnsEnded, 0) != turn - 1) {
+      if (Clock::now() >= end) throw TimeoutError("another communicator of MPI is still being made");
+      std::this_thread::sleep_for(kBetweenTurns);
+    }
+  }
+
+  const StorePtr store_;
+  const std::chrono::milliseconds limit_;
+};
+
+}  // namespace
 
 Connection connect_mpi(const Meeting& meeting) {
   expect_one_mpi(meeting);

@@ -1,13 +1,10 @@
 // The engine mpi: ranks that mpirun has started talk over MPI.
 #pragma once
 
-#include <string>
-
 #include "tessera/comm/engine.h"
 
 namespace tessera {
 
-std::string why_no_mpi();
 /// Connects the ranks of the MpiMeeting in whose scope it is called, or else those that the launcher has started.
 Connection connect_mpi(const Meeting& meeting);
 

@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/backend/backend_hub.h"
 #include "tessera/comm/host/bounded.h"
+#include "tessera/comm/host/bytes.h"
 
 namespace tessera {
 namespace {
@@ -32,7 +33,8 @@ class MpiCollective final : public c10d::Work {
   const std::shared_ptr<MpiThread::Call> call_;
 };
 
-/// A message whose memory is the caller's: when the wait has failed, MPI does not touch it any more.
+/// A message whose memory is the caller's. Nothing cancels it: when the wait has failed, Tessera calls MPI no more and keeps the call for
+/// good. The program must then end by MPI_Abort, because its own calls of MPI might still move data to or from this memory.
 class MpiMessage final : public c10d::Work {
  public:
   MpiMessage(std::shared_ptr<MpiThread::Call> call, std::shared_ptr<MpiPresence> presence, int peer)
@@ -49,18 +51,14 @@ class MpiMessage final : public c10d::Work {
   void abort() override { MpiThread::instance().halt("a group of this rank has ended"); }
 
  private:
-  [[noreturn]] static void give_up(const char* why) {
-    MpiThread::instance().halt(why);
+  [[noreturn]] void give_up(const char* why) const {
+    MpiThread::instance().halt(fmt::format("a message with rank {} has not ended: {}", peer_, why));
     throw std::runtime_error(why);
   }
   const std::shared_ptr<MpiThread::Call> call_;
   const std::shared_ptr<MpiPresence> presence_;
   const int peer_;
 };
-
-std::span<std::byte> mpi_bytes(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
-}
 
 MpiType mpi_type(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
@@ -127,14 +125,14 @@ MpiBackend::MpiBackend(std::shared_ptr<MpiComm> communicator, int rank, int size
 
 MpiBackend::Work MpiBackend::send(std::vector<at::Tensor>& tensors, int rank, int tag) {
   const auto& tensor = tensors.front();
-  return message([=, bytes = mpi_bytes(tensor), on = communicator_->handle(),
+  return message([=, bytes = bytes_of(tensor), on = communicator_->handle(),
                   own_tag = tag - BackendHub::kFirstTag](MpiCalls& calls) { return calls.send(bytes, rank, own_tag, on); },
                  tensor, rank);
 }
 
 MpiBackend::Work MpiBackend::recv(std::vector<at::Tensor>& tensors, int rank, int tag) {
   const auto& tensor = tensors.front();
-  return message([=, bytes = mpi_bytes(tensor), on = communicator_->handle(),
+  return message([=, bytes = bytes_of(tensor), on = communicator_->handle(),
                   own_tag = tag - BackendHub::kFirstTag](MpiCalls& calls) { return calls.receive(bytes, rank, own_tag, on); },
                  tensor, rank);
 }
@@ -142,7 +140,7 @@ MpiBackend::Work MpiBackend::recv(std::vector<at::Tensor>& tensors, int rank, in
 MpiBackend::Work MpiBackend::broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) {
   const auto& tensor = tensors.front();
   const auto root = static_cast<int>(options.rootRank);
-  return collective([=, on = communicator_->handle()](MpiCalls& calls) { return calls.broadcast(mpi_bytes(tensor), root, on); }, {tensor});
+  return collective([=, on = communicator_->handle()](MpiCalls& calls) { return calls.broadcast(bytes_of(tensor), root, on); }, {tensor});
 }
 
 MpiBackend::Work MpiBackend::allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
@@ -153,7 +151,7 @@ MpiBackend::Work MpiBackend::allreduce(std::vector<at::Tensor>& tensors, const c
 }
 
 MpiBackend::Work MpiBackend::_allgather_base(at::Tensor& whole, at::Tensor& own, const c10d::AllgatherOptions& /*options*/) {
-  const auto begin = [from = mpi_bytes(own), to = mpi_bytes(whole).data(), on = communicator_->handle()](MpiCalls& calls) {
+  const auto begin = [from = bytes_of(own), to = bytes_of(whole).data(), on = communicator_->handle()](MpiCalls& calls) {
     return calls.all_gather(from, to, on);
   };
   return collective(begin, {whole, own});

@@ -68,7 +68,7 @@ MpiCalls& loaded_calls() {
 
 }  // namespace
 
-std::string why_no_mpi_library() try {
+std::string why_no_mpi() try {
   mpi_calls();
   return {};
 } catch (const ConfigError& error) {

@@ -8,6 +8,7 @@
 #include <array>
 #include <climits>
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -37,9 +38,14 @@ struct MpiAddress {
   int port = 0;
 };
 
-void wait_for_mpi(MpiCalls& calls, MpiPending pending, Clock::time_point end) {
+/// Waits for the end of a call that uses this memory.
+template <class Memory>
+void wait_for_mpi(MpiCalls& calls, MpiPending pending, std::unique_ptr<Memory>& memory, Clock::time_point end) {
   while (pending && !calls.test(*pending)) {
-    if (Clock::now() >= end) throw TimeoutError("time is up: not all ranks of the communicator have called tessera::init");
+    if (Clock::now() >= end) {
+      static_cast<void>(memory.release());  // MPI may still write there
+      throw TimeoutError("time is up: not all ranks of the communicator have called tessera::init");
+    }
     std::this_thread::sleep_for(kBetweenTests);
   }
 }
@@ -81,7 +87,8 @@ MpiAddress serve_for_mpi(bool one_host, Clock::time_point end) {
 
 }  // namespace
 
-MpiMeeting::MpiMeeting(std::string_view library, MpiHandle communicator, std::string transport, std::chrono::milliseconds limit)
+MpiMeeting::MpiMeeting(std::string_view library, MpiHandle communicator, const std::string& host_name, std::string transport,
+                       std::chrono::milliseconds limit)
     : transport_(std::move(transport)) {
   auto& calls = mpi_calls();
   if (!calls.version().starts_with(library)) {
@@ -93,11 +100,13 @@ MpiMeeting::MpiMeeting(std::string_view library, MpiHandle communicator, std::st
   identity_ = {.rank = calls.rank(communicator), .world_size = calls.size(communicator)};
   const auto ranks = static_cast<size_t>(identity_.world_size);
 
-  std::vector<MpiIntroduction> all(ranks);
-  const MpiIntroduction own{.host = std::hash<std::string>()(host_id()), .multiple = calls.any_thread_may_call()};
-  wait_for_mpi(calls, calls.all_gather(std::as_bytes(std::span(&own, 1)), reinterpret_cast<std::byte*>(all.data()), communicator), end);
-  const bool one_host = std::ranges::all_of(all, [&](const auto& each) { return each.host == all.front().host; });
-  const bool multiple = std::ranges::all_of(all, &MpiIntroduction::multiple);
+  auto all = std::make_unique<std::vector<MpiIntroduction>>(ranks);
+  auto& own = all->at(static_cast<size_t>(identity_.rank));
+  own = {.host = std::hash<std::string>()(host_name), .multiple = calls.any_thread_may_call()};
+  auto* const whole = reinterpret_cast<std::byte*>(all->data());
+  wait_for_mpi(calls, calls.all_gather(std::as_bytes(std::span(&own, 1)), whole, communicator), all, end);
+  const bool one_host = std::ranges::all_of(*all, [&](const auto& each) { return each.host == own.host; });
+  const bool multiple = std::ranges::all_of(*all, &MpiIntroduction::multiple);
 
   if (transport_.empty()) transport_ = env("TESSERA_TRANSPORT").value_or("");
   if (transport_ == "mpi" && !multiple) {
@@ -118,20 +127,25 @@ MpiMeeting::MpiMeeting(std::string_view library, MpiHandle communicator, std::st
     store_ = c10::make_intrusive<c10d::HashStore>();
     host_ = "127.0.0.1";
   } else {
-    MpiAddress address;
+    auto address = std::make_unique<MpiAddress>();
     std::exception_ptr trouble;
     if (identity_.rank == 0) {
       try {
-        address = serve_for_mpi(one_host, end);
+        *address = serve_for_mpi(one_host, end);
       } catch (const Error&) {
         trouble = std::current_exception();
       }
     }
-    wait_for_mpi(calls, calls.broadcast(std::as_writable_bytes(std::span(&address, 1)), 0, communicator), end);
+    wait_for_mpi(calls, calls.broadcast(std::as_writable_bytes(std::span(address.get(), 1)), 0, communicator), address, end);
     if (trouble) std::rethrow_exception(trouble);
-    if (address.port == 0) throw CommError("rank 0 can't serve the store in which the ranks meet; its error says why");
-    host_ = address.host.data();
-    store_ = c10::make_intrusive<StoreClient>(host_, address.port, secret_of(address), end);
+    if (address->port == 0) throw CommError("rank 0 can't serve the store in which the ranks meet; its error says why");
+    host_ = address->host.data();
+    try {
+      store_ = c10::make_intrusive<StoreClient>(host_, address->port, secret_of(*address), end);
+    } catch (const TimeoutError& error) {
+      throw TimeoutError("rank {} found no store at {}:{}: {}; set MASTER_ADDR to an address of rank 0's host that all hosts reach",
+                         identity_.rank, host_, address->port, error.what());
+    }
   }
   given_communicator = communicator;
 }

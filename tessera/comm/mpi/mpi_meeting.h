@@ -13,9 +13,11 @@ namespace tessera {
 /// The ranks of a communicator, which have met through it and now have a store. While it exists, connect_mpi() takes this communicator.
 class MpiMeeting {
  public:
-  /// Collective over the communicator, in the calling thread. `library` is how its MPI calls itself, `transport` what the program has named
-  /// or nothing. Throws TimeoutError if not all ranks of the communicator come within the limit.
-  MpiMeeting(std::string_view library, MpiHandle communicator, std::string transport, std::chrono::milliseconds limit);
+  /// Collective over the communicator, in the calling thread. `library` is how its MPI calls itself, `host_name` the name of this rank's
+  /// host, `transport` what the program has named or nothing. Throws TimeoutError if not all ranks of the communicator come within the
+  /// limit.
+  MpiMeeting(std::string_view library, MpiHandle communicator, const std::string& host_name, std::string transport,
+             std::chrono::milliseconds limit);
   MpiMeeting(const MpiMeeting&) = delete;
   MpiMeeting& operator=(const MpiMeeting&) = delete;
   ~MpiMeeting();

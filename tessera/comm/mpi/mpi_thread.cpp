@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <stdexcept>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -66,20 +65,14 @@ bool MpiThread::wait(const Call& call, std::chrono::milliseconds limit) {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, limit, [&] { return call.ended || !halted_.empty(); });
   if (halted_.empty()) return call.ended;
-  changed_.wait_for(lock, kMpiHangs, [&] { return !calling_; });  // the memory of the call is the caller's again
+  changed_.wait_for(lock, kMpiHangs, [&] { return !calling_; });  // from then on, Tessera's thread does not move data of the call
   if (call.ended) return true;
-  throw std::runtime_error(halted_);
+  throw CommError("MPI can't be used: {}", halted_);
 }
 
 void MpiThread::run_until(std::string_view what, Clock::time_point end, Begin begin) {
   const auto call = start(std::move(begin));
-  bool ended = false;
-  try {
-    ended = wait(*call, time_until(end));
-  } catch (const std::exception& error) {
-    throw CommError("MPI can't be used: {}", first_line(error));
-  }
-  if (ended) return;
+  if (wait(*call, time_until(end))) return;
   halt(std::string(what) + " has not ended in time");
   throw TimeoutError("{} has not ended in time: have all ranks come to it?", what);
 }
@@ -146,7 +139,7 @@ void MpiThread::finish() {
     return MpiPending();
   });
   try {
-    wait(*call, kOperationLimit);
+    while (!wait(*call, kOperationLimit)) {}  // mpirun ends this wait if a rank dies
   } catch (const std::exception&) {  // a group has failed, so other ranks may not come to MPI_Finalize
   }
 }

@@ -40,7 +40,7 @@ class MpiThread {
 
   /// Begins a call, after all calls of earlier start().
   std::shared_ptr<Call> start(Begin begin, std::vector<at::Tensor> memory = {});
-  /// Returns whether the call has ended within the limit. Throws std::runtime_error if MPI has failed, or is not called any more.
+  /// Returns whether the call has ended within the limit. Throws CommError if MPI has failed, or is not called any more.
   bool wait(const Call& call, std::chrono::milliseconds limit);
   /// Runs a function in the thread. Throws TimeoutError if it has not returned before `end`.
   template <class Function>

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <climits>
+#include <cstring>
 #include <stdexcept>
 
 #include "tessera/comm/mpi/mpi_calls.h"
@@ -24,17 +25,20 @@ void expect(int code, const char* call) {
 
 /// The libraries' handles are pointers or numbers; either fits into an MpiHandle.
 template <class Native>
-Native& as(MpiHandle& handle) {
-  static_assert(sizeof(Native) <= sizeof(MpiHandle));
-  return reinterpret_cast<Native&>(handle);
+Native native_of_handle(MpiHandle handle) {
+  Native native{};
+  static_assert(sizeof native <= sizeof handle);
+  std::memcpy(&native, &handle, sizeof native);
+  return native;
 }
 MPI_Comm comm(MpiHandle handle) {
-  return as<MPI_Comm>(handle);
+  return native_of_handle<MPI_Comm>(handle);
 }
 template <class Native>
 MpiHandle handle_of(Native native) {
   MpiHandle handle = 0;
-  as<Native>(handle) = native;
+  static_assert(sizeof native <= sizeof handle);
+  std::memcpy(&handle, &native, sizeof native);
   return handle;
 }
 
@@ -139,7 +143,10 @@ class Library final : public MpiCalls {
     expect(created, "MPI_Comm_create_group");
     return own(made);
   }
-  void release(MpiHandle communicator) override { expect(MPI_Comm_free(&as<MPI_Comm>(communicator)), "MPI_Comm_free"); }
+  void release(MpiHandle communicator) override {
+    auto native = comm(communicator);
+    expect(MPI_Comm_free(&native), "MPI_Comm_free");
+  }
 
   MpiPending send(std::span<const std::byte> bytes, int rank, int tag, MpiHandle communicator) override {
     const Run run(bytes.size());
@@ -170,7 +177,9 @@ class Library final : public MpiCalls {
 
   bool test(MpiHandle& request) override {
     int ended = 0;
-    expect(MPI_Test(&as<MPI_Request>(request), &ended, MPI_STATUS_IGNORE), "MPI_Test");
+    auto native = native_of_handle<MPI_Request>(request);
+    expect(MPI_Test(&native, &ended, MPI_STATUS_IGNORE), "MPI_Test");
+    request = handle_of(native);
     return ended != 0;
   }
   void progress() override {
