@@ -70,9 +70,9 @@ class Training(Mnist):
             self.assertEqual(shared, gathered)
 
     def test_two_levels_give_the_losses_of_one(self):
-        flags = ["--num-epochs", 1, "--batch-size", 300, "--use-nested-fsdp", "--ckpt-prefix", self.folder / "net"]
-        one, *two = (self.metrics(*flags, ranks=3, hosts=True, env=os.environ | more)
-                     for more in ({"TESSERA_LEVELS": "1"}, {"TESSERA_RESIDENCE": "gathered"}, {"TESSERA_RESIDENCE": "node-shared"}))
+        flags = ["--num-epochs", 1, "--batch-size", 300, "--use-nested-fsdp"]
+        one, *two = (self.metrics(*flags, "--ckpt-prefix", self.folder / word, ranks=3, hosts=True, env=os.environ | {name: word})
+                     for name, word in (("TESSERA_LEVELS", "1"), ("TESSERA_RESIDENCE", "gathered"), ("TESSERA_RESIDENCE", "node-shared")))
         for own in two:
             self.assertEqual(own, one)
 
