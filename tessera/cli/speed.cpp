@@ -23,7 +23,7 @@ using SpeedRow = std::array<std::string, 6>;
 // A rank is slow if it reaches less than this part of the median, or if its latency is longer than the median divided by it.
 constexpr double kSlowPart = 0.6;
 constexpr int kLatencyTries = 10, kComputingTries = 5;
-constexpr auto kShortestTransfer = std::chrono::milliseconds(50), kShortestComputing = std::chrono::milliseconds(40);
+constexpr auto kShortestTransfer = std::chrono::milliseconds(250), kShortestComputing = std::chrono::milliseconds(40);
 constexpr int64_t kSmallestTransfer = 1 << 20, kLargestTransfer = 64 << 20;
 
 double seconds_that_takes(const std::function<void()>& act) {
