@@ -332,6 +332,8 @@ if(Libtorch_PYTHON)
   test_program(test_parity tessera_all ${_parity_sources})
   add_test(NAME parity COMMAND test_parity --gtest_brief=1)
   set_tests_properties(parity PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
+  other_test(parity/two_levels SAYS "cases over gloo" COMMAND $<TARGET_FILE:tessera_cli> launch --nproc-per-node 4
+    sh -c "TESSERA_HOST_ID=host$((RANK / 2)) exec \"$0\" --gtest_brief=1 --gtest_filter=Launched.*" $<TARGET_FILE:test_parity>)
 endif()
 
 # The readers of what others hand to us, fed with nonsense: by libFuzzer with clang and the address sanitizer, by a mutator of our own
@@ -513,7 +515,7 @@ if(NOT TESSERA_SANITIZE)
   endfunction()
   set(_faults cut restart no_restart stopped_rank_is_not_silent names)
   if(TESSERA_LONG_TESTS)
-    list(APPEND _faults links short_cut vanished vanished_with_the_store half_open cut_between_two wrong_names)
+    list(APPEND _faults cut_by_default links short_cut vanished vanished_with_the_store half_open cut_between_two wrong_names)
     network_test(chaos chaos --seconds 600)
     set_tests_properties(network/chaos PROPERTIES TIMEOUT 1200)
   endif()

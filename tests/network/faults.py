@@ -28,13 +28,23 @@ def silent(ranks, host, seconds):
     return rf"ranks {ranks} have been silent for {seconds} s \(host 10\.77\.0\.{host + 1}\)"
 
 
-@test
-def cut(net, tools):
-    """A link that is cut in mid-step is named by all ranks, with the limit that users have."""
-    job = Job(net, tools, 100_000).start()
+def expect_cut_named(net, tools, seconds, **limit):
+    job = Job(net, tools, 100_000).start(**limit)
     job.wait_for_step(5)
     net.cut(1)
-    job.expect_errors([silent("2 and 3", 1, 30)] * RANKS + [silent("0 and 1", 0, 30)] * RANKS, 60)
+    job.expect_errors([silent("2 and 3", 1, seconds)] * RANKS + [silent("0 and 1", 0, seconds)] * RANKS, 60)
+
+
+@test
+def cut(net, tools):
+    """A link that is cut in mid-step is named by all ranks."""
+    expect_cut_named(net, tools, 6, **SHORT)
+
+
+@test
+def cut_by_default(net, tools):
+    """With the limit that users have, within 60 s."""
+    expect_cut_named(net, tools, 30)
 
 
 @test

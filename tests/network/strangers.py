@@ -78,7 +78,7 @@ def receive(peer, count):
 def losses_among(crowd):
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "losses.jsonl")
-        job = start([TESSERA, "launch", "-n", 3, "-q", MNIST, "--fake-data", "--num-epochs", 20, "--batch-size", 100, "--log-steps", 1, "--metrics", file],
+        job = start([TESSERA, "launch", "-n", 3, "-q", MNIST, "--fake-data", "--num-epochs", 8, "--batch-size", 100, "--log-steps", 1, "--metrics", file],
                     TESSERA_TRANSPORT="gloo")
         crowd(job)
         output_of(job)
