@@ -443,6 +443,10 @@ if(MPIRUN)
     COMMAND ${MPIRUN} --oversubscribe -n 3 $<TARGET_FILE:tessera_cli> test)
 endif()
 
+# A rank with a wrong setting says so before it waits for rank 0.
+other_test(comm/wrong_setting STATUS 1 SAYS "TESSERA_LEVELS='x' is unknown"
+  ENVIRONMENT RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 TESSERA_LEVELS=x COMMAND $<TARGET_FILE:tessera_cli> test)
+
 # The engine mpi, under the launcher of each MPI. The sanitizers do not know the libraries of MPI.
 # mpi_test(NAME STATUS SAYS RANKS COMMAND...): the status is `any` where a rank fails, because launchers differ in theirs.
 function(mpi_test name status says ranks)

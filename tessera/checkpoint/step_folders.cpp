@@ -199,6 +199,9 @@ void expect_usable(const fs::path& prefix) {
   if (!prefix.has_filename()) {
     throw UsageError("the prefix {} is a folder; add the beginning of the names that checkpoints in it get", prefix);
   }
+  if (const auto object = object_path(prefix); object && prefix.string().starts_with("s3:") && object->name.find('/') == std::string::npos) {
+    throw UsageError("{0} names a bucket and nothing in it; write {0}/NAME", prefix);
+  }
   const NewFolder trial(fmt::format("{}-trial-{:08x}", prefix.string(), std::random_device()()));
 }
 

@@ -33,8 +33,8 @@ double seconds_that_takes(const std::function<void()>& act) {
 }
 
 double median_of(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
-  return values[values.size() / 2];
+  std::ranges::sort(values);
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
 }
 
 std::string in_unit(double value, std::span<const std::string_view> units) {

@@ -22,6 +22,7 @@
 #include "tessera/comm/control/link_family.h"
 #include "tessera/comm/device/own_device.h"
 #include "tessera/comm/engines.h"
+#include "tessera/comm/host/addresses.h"
 #include "tessera/comm/host/rendezvous.h"
 #include "tessera/comm/levels/connect.h"
 #include "tessera/comm/mpi/mpi_meeting.h"
@@ -284,6 +285,9 @@ Communicator init(const InitOptions& options) {
   }
   if (!identity) return lone_world(options);
   start_log(identity->rank);
+  // A wrong setting ends every rank here, before one waits for another.
+  most_levels();
+  silence_limit();
   const auto store = store_from_environment(*identity, start_wait(options, meeting_place()));
   auto world = join(store, *identity, options, start_wait(options, meeting_place()));
   record_joined(identity->rank);

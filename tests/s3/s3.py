@@ -303,6 +303,8 @@ class Settings(OnStore):
             self.assertIn("set AWS_REGION to eu-north-1", self.inspect(**own, status=1))
         self.assertIn("make the bucket", self.ckpt("inspect", "s3://nothing/model", status=1))
         self.assertIn("write s3://BUCKET/NAME", self.ckpt("convert", self.model(1), "s3://bucket", "--to", "safetensors", status=2))
+        self.assertIn("s3://bucket names a bucket and nothing in it; write s3://bucket/NAME",
+                      self.train("--ckpt-prefix", "s3://bucket", ranks=1, status=1))
         self.assertIn("'a@b' is not the name of a bucket", self.ckpt("convert", self.model(1), "s3://a@b/x.safetensors", "--to", "safetensors", status=2))
 
 

@@ -56,7 +56,11 @@ SharedAttempt Group::share(const AreaShape& shape, const Subject& subject, std::
   if (!link_ || !traits().device.is_cpu()) return refuse("it shares no memory");
   const int hosts = traits().topology.hosts();
   const bool over_levels = shape.among == Among::Host && traits().levels > 1;
-  if (hosts > 1 && !over_levels) return refuse(fmt::format("the ranks are on {} hosts", hosts));
+  if (hosts > 1 && !over_levels) {
+    const bool could_share = shape.among == Among::Host && hosts < traits().size;
+    return refuse(fmt::format("the ranks are on {} hosts{}", hosts,
+                              could_share ? ", and send at one level (TESSERA_LEVELS=1, or a host whose ranks can't share memory)" : ""));
+  }
   const auto envelope = describe(Operation::Share, subject, [&](Envelope& own) {
     own.numel = static_cast<int64_t>(shape.bytes_per_rank);
     own.pieces = shape.counters;
