@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <mutex>
+#include <set>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -65,16 +67,22 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, int rank, int
     const auto end = Clock::now() + limit;
     const auto settings = c10d::ProcessGroupGloo::Options::create(limit);
     settings->threads = 1;  // enough, because operations run one after the other
-    const auto others = listening_sockets();
-    if (const auto interface = env("GLOO_SOCKET_IFNAME")) {
-      settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(*interface));
-    } else if (!address.empty()) {
-      settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
-    } else {
-      settings->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
+    std::set<int> listeners;
+    {
+      // Ranks may be threads of one process: each must find the listener of its own device only.
+      static std::mutex making_device;
+      const std::lock_guard lock(making_device);
+      const auto others = listening_sockets();
+      if (const auto interface = env("GLOO_SOCKET_IFNAME")) {
+        settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(*interface));
+      } else if (!address.empty()) {
+        settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+      } else {
+        settings->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
+      }
+      listeners = listening_sockets();
+      std::erase_if(listeners, [&](int each) { return others.contains(each); });
     }
-    auto listeners = listening_sockets();
-    std::erase_if(listeners, [&](int each) { return others.contains(each); });
     auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, settings);
     prove_membership(*backend, store, end);
     std::ranges::for_each(listeners, deafen);  // no more ranks will come
