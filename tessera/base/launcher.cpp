@@ -22,7 +22,7 @@ struct Launcher {
   const char* local_size;
 };
 constexpr Launcher kPlain = {"tessera launch, torchrun, or variables set by hand", "RANK", "WORLD_SIZE", "LOCAL_RANK",
-                             "LOCAL_WORLD_SIZE"};  // torchrun, tessera launch, or by hand
+                             "LOCAL_WORLD_SIZE"};
 // A PMIx server numbers the ranks, but does not say how many there are.
 constexpr Launcher kPmix = {"a PMIx server", "PMIX_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 constexpr std::array kMpi = {

@@ -91,7 +91,7 @@ std::string transport_here(bool is_lone) {
   return "auto: shm if all ranks are on one host, gloo otherwise";
 }
 
-/// What init() would find out about the launcher.
+/// Describes the launcher as init() would see it.
 std::vector<Fact> rank_here() try {
   const auto identity = identity_from_environment();
   if (!identity) {

@@ -14,7 +14,7 @@
 namespace tessera::s3 {
 namespace {
 
-constexpr size_t kMostText = size_t{64} << 20;  // of an answer that is no range of an object
+constexpr size_t kMostText = size_t{64} << 20;  // of any answer but a range of an object
 
 struct CurlEnd {
   void operator()(CURL* handle) const { curl_easy_cleanup(handle); }

@@ -121,7 +121,7 @@ void large() {
   expect(own[count - 1].item<int>() == 1, "a large broadcast");
 }
 
-/// What the other ranks say when rank 1 fails in this way.
+/// Prints the error that the other ranks get when rank 1 fails in this way.
 void trouble(const std::function<void(Communicator& world)>& of_rank_1, seconds limit = std::chrono::minutes(10)) {
   auto world = std::optional(tessera::init({.transport = "mpi", .operation_limit = limit}));
   const auto tensor = at::ones({300'000});

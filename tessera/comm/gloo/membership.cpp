@@ -24,7 +24,7 @@ namespace {
 constexpr int kProofTag = 0;
 constexpr auto kProofLimit = std::chrono::seconds(60);  // counts from when all ranks are connected
 
-/// What a rank publishes in the store, which only ranks can use.
+/// Published by each rank in the store, which only ranks can use.
 struct Challenge {
   std::string number;  // used only once, so that no proof serves twice
   std::string host;

@@ -50,7 +50,7 @@ struct TwoRanks {
   }
 };
 
-/// A connection of a process that is no rank; none if nobody accepts it within a second.
+/// Connects as a process that is not a rank. Returns no connection if nobody accepts it within a second.
 Fd intruder(const sockaddr_in& address) {
   Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const timeval limit{.tv_sec = 1, .tv_usec = 0};

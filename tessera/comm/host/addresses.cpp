@@ -79,7 +79,7 @@ void keep_asking(int socket, std::chrono::seconds limit) {
 void set_options(int socket) {
   const int yes = 1;
   ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);  // with the kernel's own limits, if there is no other
+  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);  // by the kernel's own limits, unless they are replaced below
   const auto limit = silence_limit();
   if (!limit) return;
   keep_asking(socket, *limit);

@@ -16,7 +16,7 @@ namespace tessera {
 namespace {
 
 constexpr auto kBetweenLooksAtSockets = std::chrono::seconds(1);
-constexpr auto kDoubt = std::chrono::seconds(3);  // a silence that lasts longer is no delay of a busy network
+constexpr auto kDoubt = std::chrono::seconds(3);  // the delays of a busy network are shorter
 
 bool is_tcp(int socket) {
   int protocol = 0;

@@ -65,7 +65,7 @@ void say(const Fd& socket, std::string_view words) {
   [[maybe_unused]] const auto sent = ::send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL);
 }
 
-/// What comes until the other side hangs up, or until there are so many bytes.
+/// Reads until the other side hangs up, or until it has read so many bytes.
 std::string hear(const Fd& socket, size_t most = 1000) {
   std::string heard(most, '\0');
   size_t count = 0;
@@ -235,7 +235,7 @@ TEST(Store, GivesTheReasonWhyItCanNotBeReached) {
   }
 }
 
-/// Answers each peer with these words, however the peer goes on, and keeps what peers say.
+/// Answers each peer with these words, whatever the peer sends, and keeps what peers send.
 class Impostor {
  public:
   explicit Impostor(std::string words) : words_(std::move(words)) {}

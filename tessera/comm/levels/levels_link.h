@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// What all ranks of a host need crosses the network once: the ranks of each host take care of the ranks of another host in turn
-/// (Topology::partner), and pass on within their host what they have received.
+/// Sends data that all ranks of a host need over the network once: the ranks of each host take turns in receiving from the ranks of another
+/// host (Topology::partner), and pass on within their host what they have received.
 class LevelsLink final : public Link {
  public:
   /// `inner` connects the ranks of this host, in their order, and `outer` all ranks of the topology.

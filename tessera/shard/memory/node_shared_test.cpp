@@ -266,7 +266,7 @@ TEST(NodeShared, MovesNoParametersAndKeepsOneCopy) {
   });
 }
 
-/// What the ranks of each host sent to the other, in bytes.
+/// Returns how many bytes the ranks of each host sent to the other host.
 std::vector<uint64_t> sent_across(const Communicator& world, Operation operation) {
   std::vector<uint64_t> of_host(static_cast<size_t>(world.topology().hosts()));
   const auto all = world.texts(std::to_string(world.traffic(operation).across), {});
