@@ -50,6 +50,14 @@ constexpr std::array kTable = {
     EnvVariable{"TESSERA_DETECT_ANOMALY", "0, 1",
                 "looks for inf and NaN in each gradient before it is averaged, and names the parameter and the rank", "the library"},
     EnvVariable{"TESSERA_LOG", "debug, info, warning, error", "the lowest level that is logged; warning if unset", "the library"},
+    EnvVariable{"TESSERA_DRY_RUN", "64, or 64/8",
+                "makes the program a dry run of so many ranks, or of so many with 8 on each host: no values, no other processes; what a step takes "
+                "is printed, and the program ends",
+                "`tessera::init`"},
+    EnvVariable{"TESSERA_DRY_RUN_OUT", "a path", "the file to which a dry run writes what a step takes, as JSON, in place of printing it",
+                "dry runs"},
+    EnvVariable{"TESSERA_MACHINE", "cpu, gpu, or a path",
+                "the machine by which dry runs count seconds, from `tessera test --calibrate`; `cpu` if unset", "dry runs, `tessera plan`"},
     EnvVariable{"TESSERA_LAUNCH_RECORD", "a path",
                 "the file in which a rank records that it waits at the start, that it has read the settings, and which rank made it fail; set "
                 "by `tessera launch`",

@@ -13,6 +13,7 @@
 #include "tessera/base/paging_key.h"
 #include "tessera/comm/control/fill_envelope.h"
 #include "tessera/comm/control/group.h"
+#include "tessera/comm/simulation.h"
 
 namespace tessera {
 namespace {
@@ -236,6 +237,7 @@ at::Tensor Communicator::to_local_ranks(const at::Tensor& rows) const {
 
 void Communicator::enter(std::string_view phase, std::string_view unit) const {
   group_->family_->recorder().enter(phase, unit);
+  if (auto* const simulation = Simulation::current()) simulation->enter(phase, unit);
 }
 
 void Communicator::step_done() const {

@@ -27,6 +27,7 @@
 #include "tessera/comm/levels/connect.h"
 #include "tessera/comm/mpi/mpi_meeting.h"
 #include "tessera/comm/self/self.h"
+#include "tessera/comm/simulation.h"
 
 namespace tessera {
 namespace {
@@ -274,6 +275,10 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
 }  // namespace
 
 Communicator init(const InitOptions& options) {
+  if (env("TESSERA_DRY_RUN")) {
+    start_log(0);
+    return Simulation::world(options.operation_limit);
+  }
   const auto identity = identity_from_environment();
   if (identity) {
     say_last_words();

@@ -12,6 +12,7 @@
 
 #include "tessera/base/dynamic_code.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/simulation.h"
 #include "tessera/nn/quantize.h"
 #include "tessera/nn/row_kernels.h"
 
@@ -53,6 +54,7 @@ void put(float value, uint8_t* bytes) {
 /// Calls `act(block, begin, count)` for blocks of `values` values, on several threads.
 template <class Act>
 void for_blocks(int64_t numel, int64_t values, const Act& act) {
+  if (auto* const simulation = Simulation::current()) return simulation->pass_over(static_cast<uint64_t>(numel) * 5);
   const auto blocks = (numel + values - 1) / values;
   at::parallel_for(0, blocks, std::max<int64_t>(kGrain / values, 1), [&](int64_t first, int64_t end) {
     for (auto block = first; block < end; block++) act(block, block * values, std::min(values, numel - block * values));

@@ -8,6 +8,7 @@
 #include <numbers>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/simulation.h"
 #include "tessera/nn/row_kernels.h"
 
 namespace tessera::nn {
@@ -43,6 +44,7 @@ Heads<T> heads_of(const at::Tensor& x, T* values) {
 
 /// Turns x, {batch, length, heads, size}, and writes the result to `to`, which has the same sizes.
 void turn_on_cpu(const at::Tensor& x, const RotaryTable& table, double direction, const at::Tensor& to) {
+  if (auto* const simulation = Simulation::current()) return simulation->pass_over(2 * to.nbytes());
   const auto cos = table.cos.to(at::kFloat).contiguous(), sin = table.sin.to(at::kFloat).contiguous();
   const auto act = [&]<class T>(T* from, T* values) {
     const Rotation<T> rotation{.from = heads_of<const T>(x, from),

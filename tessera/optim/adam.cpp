@@ -7,6 +7,7 @@
 
 #include "tessera/base/dynamic_code.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/simulation.h"
 #include "tessera/optim/update_range.h"
 
 namespace tessera::optim {
@@ -159,6 +160,7 @@ void AdamW8bit::apply(const Settings& settings, int64_t step, const Item& item) 
   const auto n = static_cast<double>(step);
   const auto of_first = 1 - std::pow(options().beta1, n), of_second = std::sqrt(1 - std::pow(options().beta2, n));
   const auto factor = value_of(item.factor);
+  if (auto* const simulation = Simulation::current()) return simulation->update(static_cast<uint64_t>(count) * 16);
   at::parallel_for(0, (count + kBlock - 1) / kBlock, kBlocksAtOnce, [&](int64_t first_block, int64_t end_block) {
     const at::AutoDispatchBelowADInplaceOrView below;
     for (auto begin = first_block * kBlock; begin < std::min(end_block * kBlock, count); begin += kBlocksAtOnce * kBlock) {

@@ -15,6 +15,10 @@ namespace tessera::optim {
 namespace {
 
 Squares prepare_in_parallel(const LambRule& rule, const UpdateRange& all) {
+  if (auto* const simulation = Simulation::current()) {
+    simulation->update(bytes_of(all));
+    return {};
+  }
   // The sum adds the parts in order, so it does not depend on which thread was first.
   std::vector<Squares> parts(static_cast<size_t>((all.count + kGrain - 1) / kGrain));
   at::parallel_for(0, std::ssize(parts), 1, [&](int64_t begin, int64_t end) {
@@ -142,6 +146,7 @@ void Lamb::end_step() {
       each->squares.update = *values++;
     }
   }
+  if (Simulation::current() != nullptr) return;
   for (const auto& each : pending_) {
     const auto length = std::sqrt(each.squares.parameters), update = std::sqrt(each.squares.update);
     const auto step = static_cast<float>(each.lr * (length > 0 && update > 0 ? length / update : 1));

@@ -19,6 +19,7 @@
 #include "tessera/base/paging_key.h"
 #include "tessera/comm/calling.h"
 #include "tessera/comm/groups/group_list.h"
+#include "tessera/comm/simulation.h"
 #include "tessera/shard/access/gradients.h"
 #include "tessera/shard/access/shard_place.h"
 #include "tessera/shard/access/write_guard.h"
@@ -175,6 +176,7 @@ at::Tensor Optimizer::flat_gradient(const Section& section) {
 void Optimizer::make_state(Section& section) const {
   if (!section.state.empty()) return;
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);  // the parameters need no values for this
+  const MemoryScope scope(MemoryKind::Optimizer);
   // TensorOptions do not carry the paging key, so state is not a shard.
   for (const auto& kind : kinds_of(section)) {
     const auto like = section.flat.options().dtype(kind.dtype.value_or(section.flat.scalar_type()));
@@ -332,6 +334,7 @@ void Optimizer::step() {
   factor_ = at::Tensor();
   guard.commit();
   ends_step_ = true;
+  if (auto* const simulation = Simulation::current()) simulation->step_done(this);
 }
 
 void Optimizer::skip_step() {

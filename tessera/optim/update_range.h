@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <span>
 
+#include "tessera/comm/simulation.h"
 #include "tessera/optim/update_kernels.h"
 
 namespace tessera::optim {
@@ -42,11 +43,18 @@ inline UpdateRange part_of(const UpdateRange& all, int64_t begin, int64_t count)
           .count = count};
 }
 
+/// What an update reads and writes.
+inline uint64_t bytes_of(const UpdateRange& all) {
+  const auto width = 3 + (all.first != nullptr ? 2 : 0) + (all.second != nullptr ? 2 : 0);
+  return static_cast<uint64_t>(all.count) * (sizeof(float) * static_cast<uint64_t>(width) + (all.cast_copy != nullptr ? 2 : 0));
+}
+
 inline constexpr int64_t kGrain = 1 << 16;  // the fewest values that are worth a thread
 
 /// Runs the update on libtorch's intra-op threads.
 template <class Rule>
 void update_in_parallel(const Rule& rule, const UpdateRange& all) {
+  if (auto* const simulation = Simulation::current()) return simulation->update(bytes_of(all));
   at::parallel_for(0, all.count, kGrain, [&](int64_t begin, int64_t end) { update(rule, part_of(all, begin, end - begin)); });
 }
 

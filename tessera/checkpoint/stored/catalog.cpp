@@ -10,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/gguf/block_code.h"
+#include "tessera/comm/simulation.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -62,6 +63,7 @@ class RegionReader {
   RegionReader(const InputFile& file, Encoding encoding) : file_(file), encoding_(encoding) {}
 
   void read(const Region& region, const at::Tensor& to) {
+    if (Simulation::current() != nullptr) return;  // tensors have no values
     const auto begin = static_cast<uint64_t>(region.first) / encoding_.values,
                end = (static_cast<uint64_t>(region.first + region.span()) + encoding_.values - 1) / encoding_.values;  // blocks
     const auto bytes = (end - begin) * encoding_.bytes, offset = region.offset + begin * encoding_.bytes;
@@ -278,6 +280,7 @@ void CatalogReader::verify_headers() const {
 }
 
 bool CatalogReader::is_as_written(const StoredChecksum& bytes) const {
+  if (Simulation::current() != nullptr) return true;  // nothing is read
   return bytes.checksum == digest_of(files_.at(bytes.file), bytes.begin, bytes.bytes, StoredDigest::kind_of(bytes.checksum));
 }
 

@@ -28,6 +28,15 @@ struct Queued final : Work::State {
   const Event ready;
 };
 
+/// The Work of an operation of a dry run, which ends at a time of the simulation's clock.
+struct Simulated final : Work::State {
+  Simulated(Simulation& simulation, double end) : simulation(simulation), end(end) {}
+  void wait() override { simulation.wait_until(end); }
+  bool done() const override { return simulation.has_come(end); }
+  Simulation& simulation;
+  const double end;
+};
+
 }  // namespace
 
 Group::Group(std::unique_ptr<Transport> transport, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family, uint64_t number)
@@ -87,6 +96,17 @@ Work Group::run_here(const Envelope& envelope, Run act) {
   auto moved = act({.unit = envelope.unit.view(), .inputs = Event::later(traits().device)});
   count(envelope.operation, moved);
   return moved.ready.passed() ? Work() : Work(std::make_shared<Queued>(std::move(moved.ready)));
+}
+
+Work Group::simulate(Simulation& simulation, const Envelope& envelope, std::chrono::milliseconds limit, Run act,
+                     std::optional<uint64_t> known) {
+  simulation.begin_operation();
+  double end = 0;
+  {
+    const auto leave = c10::make_scope_exit([&] { end = simulation.end_operation(); });
+    run(envelope, {}, limit, act, known);
+  }
+  return Work(std::make_shared<Simulated>(simulation, end));
 }
 
 Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limit, Run act, std::optional<uint64_t> known) {

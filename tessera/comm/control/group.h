@@ -20,6 +20,7 @@
 #include "tessera/comm/control/queue.h"
 #include "tessera/comm/host/caller_threads.h"
 #include "tessera/comm/host/link.h"
+#include "tessera/comm/simulation.h"
 #include "tessera/comm/transport.h"
 
 namespace tessera {
@@ -63,12 +64,15 @@ class Group {
   template <class Act>
   Work start(const Envelope& envelope, std::chrono::milliseconds limit, Act act, std::optional<uint64_t> known = std::nullopt) {
     if (!link_) return run_here(envelope, act);
+    if (auto* const simulation = Simulation::current()) return simulate(*simulation, envelope, limit, act, known);
     note_caller();
     return queue_.run([this, envelope, inputs = Event::record(traits().device), limit, act = std::move(act), known] {
       return run(envelope, inputs, limit, act, known);
     });
   }
   Work run_here(const Envelope& envelope, Run act);
+  /// Runs the operation in the calling thread, as part of the simulation's queue of operations.
+  Work simulate(Simulation& simulation, const Envelope& envelope, std::chrono::milliseconds limit, Run act, std::optional<uint64_t> known);
   void note_caller();
   Event run(Envelope envelope, Event inputs, std::chrono::milliseconds limit, Run act, std::optional<uint64_t> known = std::nullopt);
   void agree(const Envelope& envelope, std::optional<uint64_t> known, Clock::time_point deadline);

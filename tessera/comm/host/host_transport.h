@@ -14,7 +14,7 @@ class HostTransport : public Transport {
   HostTransport(GroupTraits traits, std::shared_ptr<Link> link)
       : Transport(with_ranks_of(*link, std::move(traits))), link_(std::move(link)) {}
 
-  Moved run(const Request& request, const Launch& start) final;
+  Moved run(const Request& request, const Launch& start) override;
   std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> part) override;
 
  protected:

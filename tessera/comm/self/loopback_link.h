@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-class LoopbackLink final : public Link {
+class LoopbackLink : public Link {
  public:
   LoopbackLink(int rank, std::vector<int> world_ranks) : rank_(rank), world_ranks_(std::move(world_ranks)) {}
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tessera/base/pinned_memory.h"
+#include "tessera/comm/simulation.h"
 #include "tessera/shard/memory/unit_memory.h"
 
 namespace tessera {
@@ -180,6 +181,7 @@ class ScatteredGradients final : public GradientPacking {
   bool packs_after_sum() override { return false; }
 
   GradientBuffers buffers(std::span<const GradientPlan> plans) override {
+    const MemoryScope scope(MemoryKind::Reduction);
     GradientBuffers result;
     for (const auto& plan : plans) {
       result.buffers.push_back(at::empty({plan.numel}, at::TensorOptions().dtype(plan.dtype).device(plan.device)));

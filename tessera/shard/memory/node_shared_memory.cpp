@@ -13,6 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/stream.h"
 #include "tessera/comm/host/shared_area.h"
+#include "tessera/comm/simulation.h"
 #include "tessera/shard/memory/gradient_slots.h"
 #include "tessera/shard/memory/unit_memory.h"
 
@@ -242,6 +243,7 @@ class SlotGradients final : public GradientPacking {
       place.copy_(gradient);
       return;
     }
+    if (auto* const simulation = Simulation::current()) return simulation->pass_over(2 * place.nbytes());
     auto* const target = static_cast<std::byte*>(place.data_ptr());
     const auto* const source = static_cast<const std::byte*>(gradient.const_data_ptr());
     at::parallel_for(0, bytes, kGrain,

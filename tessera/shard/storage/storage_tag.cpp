@@ -17,6 +17,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/event.h"
 #include "tessera/base/paging_key.h"
+#include "tessera/comm/simulation.h"
 #include "tessera/shard/storage/paged_tensor.h"
 
 namespace tessera {
@@ -105,6 +106,7 @@ size_t free_retired() {
 }
 
 MemoryPtr allocate_memory(size_t bytes, c10::Device device, std::string_view unit) {
+  const MemoryScope scope(MemoryKind::Parameters);
   return std::make_shared<at::DataPtr>(allocate_or_explain(bytes, device, unit));
 }
 
@@ -122,6 +124,7 @@ void TaggedStorage::release_resources() {
 void TaggedStorage::allocate(std::string_view unit) {
   if (auto memory = reuse_retired(nbytes(), device())) return adopt(std::move(memory));
   free_retired();  // so that the allocator can reuse memory whose last reader has finished
+  const MemoryScope scope(tag.role == Role::Unsharded ? MemoryKind::Unsharded : MemoryKind::Gradients);
   auto memory = allocate_or_explain(nbytes(), device(), unit);
   if (tag.role == Role::Unsharded) return adopt(std::make_shared<UnshardedMemory>(std::move(memory), nbytes()));
   adopt(std::make_shared<at::DataPtr>(std::move(memory)));

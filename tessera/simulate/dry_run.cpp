@@ -1,0 +1,219 @@
+// A dry run: TESSERA_DRY_RUN=N makes tessera::init return a world of N simulated ranks, in which the program takes a few steps without
+// computing any values. Then what a step would take is printed, and the process ends.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+
+#include "tessera/base/clock.h"
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/launcher.h"
+#include "tessera/base/log.h"
+#include "tessera/simulate/flops.h"
+#include "tessera/simulate/machine.h"
+#include "tessera/simulate/memory.h"
+#include "tessera/simulate/operators.h"
+#include "tessera/simulate/outcome.h"
+#include "tessera/simulate/world.h"
+
+namespace tessera::simulate {
+namespace {
+
+// The first step makes the optimizer's state, and learns in which order units are used; the second one already follows that order.
+constexpr int kSteps = 3;
+constexpr int kMostPasses = 8 * kSteps;  // of backward, for programs whose optimizer is not Tessera's
+constexpr int kMostRanks = 1'000'000;
+
+struct Clocks {
+  double now = 0;    // of the program's thread
+  double queue = 0;  // when the operations that were started so far have ended
+  bool in_operation = false;
+
+  double shown() const { return in_operation ? queue : now; }
+};
+Clocks clocks;
+
+class DryRun final : public Simulation, OperatorCosts, Traffics {
+ public:
+  DryRun(int ranks, int ranks_per_host, Machine machine, std::string machine_name)
+      : machine_(std::move(machine)), out_(env("TESSERA_DRY_RUN_OUT").value_or("")) {
+    outcome_.ranks = ranks;
+    outcome_.ranks_per_host = std::min(ranks, ranks_per_host);
+    outcome_.machine = std::move(machine_name);
+    current_ = this;
+    set_clock([] { return clocks.shown(); });
+    count_memory([this](const MemoryUse& use) {
+      step_.peak = use;
+      step_.place = place_;
+      if (!step_.schedule.empty()) step_.schedule.back().memory = std::max(step_.schedule.back().memory, use.all());
+    });
+    leave_out_values(*this);
+  }
+
+  Communicator world(std::chrono::milliseconds limit) {
+    std::vector<int> hosts;
+    for (int rank = 0; rank < outcome_.ranks; rank++) hosts.push_back(rank / outcome_.ranks_per_host);
+    return simulated_world(Topology(hosts), machine_, *this, limit);
+  }
+
+  void begin_operation() override {
+    clocks.queue = std::max(clocks.queue, clocks.now);
+    clocks.in_operation = true;
+  }
+  double end_operation() override {
+    clocks.in_operation = false;
+    return clocks.queue;
+  }
+  void moved(Operation operation, double seconds, uint64_t bytes, uint64_t across) override {
+    clocks.queue += seconds;
+    step_.communication += seconds;
+    (operation == Operation::AllGather || operation == Operation::Broadcast ? step_.gathered : step_.reduced) += bytes;
+    step_.across += across;
+    if (!step_.schedule.empty()) step_.schedule.back().sends += bytes;
+  }
+  void wait_until(double time) override {
+    const auto seconds = std::max(0.0, time - clocks.now);
+    clocks.now += seconds;
+    step_.exposed += seconds;
+    if (!step_.schedule.empty()) step_.schedule.back().waits += seconds;
+  }
+  bool has_come(double time) const override { return time <= clocks.now; }
+
+  void pass_over(uint64_t bytes) override { compute(machine_.pass_seconds(static_cast<double>(bytes))); }
+  void update(uint64_t bytes) override {
+    const auto seconds = machine_.optimizer_seconds(static_cast<double>(bytes));
+    clocks.now += seconds;
+    step_.optimizer += seconds;
+  }
+  void note_memory(uint64_t bytes) override {
+    const auto kind = MemoryScope::kind();
+    add_memory(kind < 0 ? MemoryKind::Parameters : static_cast<MemoryKind>(kind), bytes);
+  }
+
+  void enter(std::string_view phase, std::string_view unit) override {
+    if (phase.empty()) return;
+    if (!trains_) allocate_as(MemoryKind::Activations);
+    trains_ = true;
+    place_ = fmt::format("{} of {}", phase, unit);
+    step_.schedule.push_back(
+        {.phase = std::string(phase), .unit = std::string(unit), .begin = clocks.now - begin_, .memory = memory_in_use().all()});
+  }
+  void add_unit(std::string_view name, uint64_t parameters, uint64_t unsharded, uint64_t shard, std::string_view residence) override {
+    if (std::ranges::find(outcome_.units, name, &UnitFacts::name) != outcome_.units.end()) return;
+    outcome_.units.push_back({.name = std::string(name),
+                              .residence = std::string(residence),
+                              .parameters = parameters,
+                              .unsharded = unsharded,
+                              .shard = shard});
+  }
+  void backward_done() override {
+    passes_++;
+    if (optimizer_ == nullptr && passes_ >= kMostPasses) {
+      take_step();
+      end();
+    }
+  }
+  void step_done(const void* optimizer) override {
+    if (optimizer_ == nullptr) optimizer_ = optimizer;
+    if (optimizer != optimizer_) return;  // the program has several, and steps them all
+    take_step();
+    if (outcome_.steps == kSteps) end();
+  }
+
+  /// Prints or writes the outcome.
+  void report() {
+    if (std::exchange(reported_, true)) return;
+    if (outcome_.steps == 0 && passes_ > 0) take_step();
+    outcome_.computed = computed_operators();
+    const auto text = out_.empty() ? outcome_.to_text() : outcome_.to_json();
+    auto* const file = out_.empty() ? stdout : std::fopen(out_.c_str(), "w");
+    const bool good = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
+    if (!good) log(LogLevel::Error, "the outcome of the dry run can't be written to {}", out_.empty() ? "standard output" : out_);
+  }
+
+ private:
+  void add(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, double bytes, at::ScalarType dtype) override {
+    const auto product = product_of(handle, stack);
+    if (!product) return compute(machine_.pass_seconds(bytes));
+    step_.flops += product->flops;
+    compute(product->is_convolution ? machine_.convolution_seconds(product->flops, dtype)
+                                    : machine_.product_seconds(product->flops, product->smallest_side, dtype));
+  }
+  void add_view() override { compute(machine_.call / 2); }
+
+  void compute(double seconds) {
+    (clocks.in_operation ? clocks.queue : clocks.now) += seconds;
+    if (clocks.in_operation) return;
+    step_.compute += seconds;
+    if (!step_.schedule.empty()) step_.schedule.back().computes += seconds;
+  }
+
+  /// The step so far becomes the outcome.
+  void take_step() {
+    step_.step = clocks.now - begin_;
+    step_.steps = outcome_.steps + 1;
+    step_.ranks = outcome_.ranks;
+    step_.ranks_per_host = outcome_.ranks_per_host;
+    step_.machine = outcome_.machine;
+    step_.units = std::move(outcome_.units);
+    outcome_ = std::exchange(step_, {});
+    begin_ = clocks.now;
+    reset_peak();
+  }
+
+  [[noreturn]] void end() {
+    report();
+    std::fflush(nullptr);
+    ::_exit(0);  // the program would go on with values that nobody has computed
+  }
+
+  const Machine machine_;
+  const std::string out_;
+  Outcome outcome_, step_;  // of the last whole step, and of the present one
+  std::string place_ = "the start";
+  double begin_ = 0;  // of the present step
+  int passes_ = 0;
+  bool trains_ = false, reported_ = false;
+  const void* optimizer_ = nullptr;
+};
+
+/// "64", or "64/8" for 8 ranks a host.
+std::pair<int, std::optional<int>> ranks_of(const std::string& text) {
+  int ranks = 0, here = 0;
+  char rest = 0;
+  const int found = std::sscanf(text.c_str(), "%d/%d%c", &ranks, &here, &rest);
+  const bool is_good = (found == 1 && text.find('/') == std::string::npos && std::to_string(ranks) == text) || (found == 2 && here > 0);
+  if (!is_good || ranks < 1 || ranks > kMostRanks)
+    throw ConfigError("TESSERA_DRY_RUN='{}' is not a number of ranks, such as 64, or 64/8 for 8 ranks on each host", text);
+  return {ranks, found == 2 ? std::optional(here) : std::nullopt};
+}
+
+/// The world of this process, which is a dry run from now on.
+Communicator dry_world(std::chrono::milliseconds limit) {
+  static DryRun* run = nullptr;
+  if (run == nullptr) {
+    if (const auto identity = identity_from_environment(); identity && identity->world_size > 1)
+      throw ConfigError(
+          "TESSERA_DRY_RUN is set for a program that a launcher has started on {} ranks, but one process simulates all ranks: start the "
+          "program by itself, or with tessera launch --dry-run",
+          identity->world_size);
+    const auto [ranks, here] = ranks_of(env("TESSERA_DRY_RUN").value());
+    auto machine = Machine::of_environment();
+    const auto per_host = here.value_or(machine.ranks_per_host);
+    run = new DryRun(ranks, per_host, std::move(machine), env("TESSERA_MACHINE").value_or("cpu"));
+    std::atexit([] { run->report(); });
+  }
+  return run->world(limit);
+}
+
+const bool is_set = [] {
+  Simulation::world = dry_world;
+  return true;
+}();
+
+}  // namespace
+}  // namespace tessera::simulate

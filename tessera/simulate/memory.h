@@ -1,0 +1,29 @@
+// The memory of a dry run: reserved, counted, and touched only where values are written.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+
+#include "tessera/comm/simulation.h"
+
+namespace tessera::simulate {
+
+struct MemoryUse {
+  std::array<uint64_t, kMemoryKinds> kinds{};  // bytes
+
+  uint64_t& of(MemoryKind kind) { return kinds[static_cast<size_t>(kind)]; }
+  uint64_t all() const;
+};
+
+/// From now on, tensors in host memory get such memory, which is zero at first. `at_peak` is called whenever more is in use than before.
+void count_memory(std::function<void(const MemoryUse&)> at_peak);
+/// The kind of memory that is allocated outside of a MemoryScope.
+void allocate_as(MemoryKind kind);
+/// Counts memory that is no tensor's and is never freed.
+void add_memory(MemoryKind kind, uint64_t bytes);
+/// Forgets the peak so far.
+void reset_peak();
+MemoryUse memory_in_use();
+
+}  // namespace tessera::simulate

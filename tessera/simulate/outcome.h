@@ -1,0 +1,42 @@
+// Outcome: what a dry run has found out about the program's last step.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tessera/simulate/memory.h"
+
+namespace tessera::simulate {
+
+struct UnitFacts {
+  std::string name, residence;
+  uint64_t parameters = 0, unsharded = 0, shard = 0;  // values; bytes
+};
+
+/// One use of a unit, from when it is entered to the next use.
+struct UnitUse {
+  std::string phase, unit;
+  double begin = 0, computes = 0, waits = 0;  // seconds
+  uint64_t sends = 0, memory = 0;             // bytes; the most memory that was in use
+};
+
+struct Outcome {
+  int ranks = 1, ranks_per_host = 1, steps = 0;
+  std::string machine;
+  std::vector<UnitFacts> units;
+  std::vector<UnitUse> schedule;  // of the last step
+  MemoryUse peak;
+  std::string place;                               // where the peak was
+  uint64_t gathered = 0, reduced = 0, across = 0;  // bytes that this rank sends: to gather, to reduce, and of both to other hosts
+  double step = 0, compute = 0, communication = 0, exposed = 0, optimizer = 0;  // seconds
+  double flops = 0;
+  std::map<std::string, int> computed;  // operators whose values had to be computed
+
+  std::string to_text() const;
+  std::string to_json() const;
+};
+
+}  // namespace tessera::simulate

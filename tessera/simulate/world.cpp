@@ -1,0 +1,99 @@
+#include "tessera/simulate/world.h"
+
+#include <algorithm>
+
+#include "tessera/comm/engine.h"
+#include "tessera/comm/host/host_transport.h"
+#include "tessera/comm/host/peer_group.h"
+#include "tessera/comm/host/shared_area.h"
+#include "tessera/comm/levels/connect.h"
+#include "tessera/comm/self/loopback_link.h"
+#include "tessera/comm/simulation.h"
+#include "tessera/simulate/machine.h"
+#include "tessera/simulate/network.h"
+
+namespace tessera::simulate {
+namespace {
+
+// Messages of up to so many bytes are copied: texts, numbers that ranks compare, losses.
+constexpr size_t kCopied = size_t{64} << 10;
+
+class SimulatedLink final : public LoopbackLink {
+ public:
+  SimulatedLink(int rank, std::vector<int> world_ranks, Topology topology)
+      : LoopbackLink(rank, std::move(world_ranks)), topology_(std::move(topology)) {}
+
+  void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override {
+    if (own.size() <= kCopied) LoopbackLink::all_gather(own, from, deadline);
+  }
+  void exchange(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override {
+    if (to.front().size() <= kCopied) LoopbackLink::exchange(to, from, deadline);
+  }
+  void all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) override {
+    if (to.front().size() <= kCopied) LoopbackLink::all_to_all(to, visit, deadline);
+  }
+  std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point /*deadline*/) override {
+    const auto position = std::ranges::find(members, rank()) - members.begin();
+    return std::make_unique<SimulatedLink>(static_cast<int>(position), part_of_world(members), topology_.part(members));
+  }
+  /// A file in memory of which no page is there before it is written.
+  SharedAttempt share(const AreaShape& shape, Clock::time_point /*deadline*/) override {
+    const auto make = [](size_t bytes) { return SharedBlock::make(SharedBlock::Source::Memfd, bytes, SharedBlock::Commit::Later); };
+    const auto ranks = static_cast<size_t>(size()), here = topology_.ranks_on(topology_.host_of(rank())).size();
+    Simulation::current()->note_memory(shape.bytes_per_rank * ranks / here);
+    const std::vector<int> world(world_ranks().begin(), world_ranks().end());
+    const auto peers = std::make_shared<PeerGroup>(make(PeerGroup::header_bytes(size())), rank(), world);
+    return {.area = std::make_shared<SharedArea>(make(SharedArea::block_size(shape, size())), shape, peers), .why_not = {}};
+  }
+
+ private:
+  const Topology topology_;
+};
+
+class SimulatedTransport final : public HostTransport {
+ public:
+  SimulatedTransport(GroupTraits traits, std::shared_ptr<Link> link, const Machine& machine, Traffics& traffics)
+      : HostTransport(std::move(traits), std::move(link)), machine_(machine), traffics_(traffics) {}
+
+  Moved run(const Request& request, const Launch& start) override {
+    auto moved = HostTransport::run(request, start);
+    double bytes = 0;
+    for (const auto& piece : request.pieces) {
+      const auto dtype = request.reduction.wire_dtype.value_or(piece.whole.scalar_type());
+      bytes += static_cast<double>(piece.whole.numel()) * static_cast<double>(c10::elementSize(dtype));
+    }
+    const auto& topology = traits().topology;
+    if (traits().levels == 2) {  // each byte crosses once for each other host, and the ranks of a host share that
+      const auto here = static_cast<double>(topology.ranks_on(topology.host_of(traits().local_ranks.front())).size());
+      moved.across = static_cast<uint64_t>(bytes * (topology.hosts() - 1) / topology.hosts() / here);
+    }
+    traffics_.moved(request.operation,
+                    collective_seconds(machine_, request.operation, bytes, topology, traits().levels, request.whole_of), moved.bytes,
+                    moved.across);
+    return moved;
+  }
+
+  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> part) override {
+    auto of_part = with_ranks_of(*part, traits(), colors);
+    if (of_part.topology.hosts() == 1) of_part.levels = 1;
+    return std::make_unique<SimulatedTransport>(std::move(of_part), std::move(part), machine_, traffics_);
+  }
+
+ private:
+  const Machine& machine_;
+  Traffics& traffics_;
+};
+
+}  // namespace
+
+Communicator simulated_world(const Topology& topology, const Machine& machine, Traffics& traffics, std::chrono::milliseconds limit) {
+  const auto ranks = topology.ranks();
+  auto link = std::make_shared<SimulatedLink>(0, all_ranks(ranks), topology);
+  const bool has_levels = topology.hosts() > 1 && machine.kind == "cpu" && most_levels() == 2;
+  GroupTraits traits{.name = "simulated", .simulated = true, .size = ranks, .topology = topology, .levels = has_levels ? 2 : 1};
+  auto transport = std::make_unique<SimulatedTransport>(std::move(traits), link, machine, traffics);
+  const GroupTraits own = transport->traits();
+  return world_over({.link = std::move(link), .transport = std::move(transport)}, own).with_limit(limit);
+}
+
+}  // namespace tessera::simulate
