@@ -99,6 +99,8 @@ foreach(_source IN LISTS _tests)
   if(_source IN_LIST _tests_of_models)
     set(_package models)
     set(_program models)
+  elseif(_program STREQUAL "simulate")  # few tests, most of which shard models
+    set(_program shard)
   elseif(_program MATCHES "^(cli|vision|xla)$")
     set(_package ${_program})
   endif()

@@ -13,17 +13,18 @@ ROOMS = {
     "s3": {"base"},
     "config": {"base"},
     "comm": {"base"},
-    "shard": {"base", "comm"},
-    "optim": {"base", "comm", "shard"},
+    "simulate": {"base", "comm"},
+    "shard": {"base", "comm", "simulate"},
+    "optim": {"base", "comm", "simulate", "shard"},
     "nn": {"base", "comm", "shard"},
     "checkpoint": {"base", "comm", "shard", "optim", "nn"},
     "data": {"base", "comm"},
     "models": {"base", "nn", "shard"},
-    "train": {"base", "config", "comm", "shard", "optim", "nn", "checkpoint", "data"},
+    "train": {"base", "config", "comm", "simulate", "shard", "optim", "nn", "checkpoint", "data"},
     "llm": {"base", "comm", "shard", "nn", "checkpoint", "data", "models"},
     "vision": {"base", "comm", "data"},
     "xla": {"base", "comm", "shard", "optim"},
-    "cli": {"base", "config", "comm", "shard", "optim", "nn", "checkpoint", "data", "models", "train", "llm", "xla"},
+    "cli": {"base", "config", "comm", "simulate", "shard", "optim", "nn", "checkpoint", "data", "models", "train", "llm", "xla"},
 }
 # Of some rooms a room may include these headers only, and what they include.
 ONLY = {("models", "shard"): {"tessera/shard/call.h"}}
@@ -45,9 +46,9 @@ INNER = {
                       "train/*.cpp"],
     "comm/control/*": ["comm/control/*", "comm/communicator.cpp", "comm/engine.cpp", "comm/init.cpp", "shard/memory/*"],
     "comm/host/*": ["extending.h", "comm/host/*", "comm/control/*", "comm/shm/*", "comm/self/*", "comm/fake/fake.cpp", "comm/backend/*", "comm/gloo/*", "comm/c10d/*", "comm/mpi/*",
-                    "comm/levels/*", "comm/threads/run_ranks.cpp", "comm/engine.*", "comm/engines.*", "comm/init.cpp", "shard/memory/*", "cli/launch/nodes.cpp", "cli/env.cpp",
+                    "comm/levels/*", "comm/threads/run_ranks.cpp", "comm/engine.*", "comm/engines.*", "comm/init.cpp", "simulate/world.cpp", "shard/memory/*", "cli/launch/nodes.cpp", "cli/env.cpp",
                     "cli/test.cpp"],
-    "comm/levels/*": ["comm/levels/*", "comm/threads/run_ranks.cpp", "comm/engine.cpp", "comm/init.cpp"],
+    "comm/levels/*": ["comm/levels/*", "comm/threads/run_ranks.cpp", "comm/engine.cpp", "comm/init.cpp", "simulate/world.cpp"],
     "comm/shm/*": ["extending.h", "comm/shm/*", "comm/levels/*.cpp", "comm/c10d/*", "comm/threads/run_ranks.cpp", "comm/engines.cpp"],
     "comm/backend/*": ["comm/backend/*", "comm/gloo/*", "comm/c10d/*", "comm/mpi/*", "comm/init.cpp"],
     "comm/gloo/*": ["comm/gloo/*", "comm/c10d/*", "comm/engines.cpp"],
@@ -55,7 +56,7 @@ INNER = {
     "comm/mpi/*": ["comm/mpi/*", "comm/mpi/module/*", "comm/engines.cpp", "comm/init.cpp"],
     "comm/device/*": ["comm/device/*", "comm/c10d/*", "comm/self/*.cpp", "comm/fake/*.cpp", "comm/threads/run_ranks.cpp", "comm/engine.cpp", "comm/init.cpp",
                       "cli/env.cpp"],
-    "comm/self/loopback_link.h": ["comm/self/*.cpp", "comm/fake/fake.cpp"],
+    "comm/self/loopback_link.h": ["comm/self/*.cpp", "comm/fake/fake.cpp", "simulate/world.cpp"],
 }
 # The inner rooms of shard are layers: each knows those before it, and nobody else looks into them but the sources at the top of shard.
 LAYERS = {"shard": ["storage", "dispatch", "deferred", "memory", "unit", "gradients", "schedule", "backward", "access", "paging", "activation"],
@@ -69,7 +70,7 @@ INNER["xla/pjrt/*"] += ["cli/xla/*"]
 INNER["shard/access/*"] += ["optim/*.cpp", "nn/*.cpp", "checkpoint/*.cpp", "checkpoint/live/*"]
 # What inner rooms may use of the top of their own room: interfaces and options, which rest on nothing but themselves.
 PLAIN = {
-    "comm": {"operation.h", "calling.h", "traits.h", "transport.h", "work.h", "topology.h", "communicator.h", "engine.h"},
+    "comm": {"operation.h", "calling.h", "traits.h", "transport.h", "work.h", "topology.h", "communicator.h", "engine.h", "simulation.h"},
     "shard": {"options.h", "codec.h", "custom_reduction.h", "gradient_sink.h", "write_kind.h", "activation_options.h", "offload.h", "tensors.h", "forward_phase.h",
               "weight_forms.h"},
     "xla": {"options.h", "training.h", "metrics.h", "memory_figures.h"},

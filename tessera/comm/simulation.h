@@ -1,13 +1,15 @@
 // Simulation: what the library asks in a dry run, in which tensors have no values and a clock counts the seconds that work would take.
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <utility>
 
-#include "tessera/comm/communicator.h"
-
 namespace tessera {
+
+class Communicator;
 
 /// What memory is for.
 enum class MemoryKind : uint8_t { Parameters, Gradients, Optimizer, Unsharded, Reduction, Activations };

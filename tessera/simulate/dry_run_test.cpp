@@ -1,0 +1,151 @@
+// Programs under TESSERA_DRY_RUN. Each runs in a process of its own, because a dry run changes what all tensors of a process are.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/input_file.h"
+#include "tessera/comm/init.h"
+#include "tessera/optim/adam.h"
+#include "tessera/shard/deferred_init.h"
+#include "tessera/shard/fully_shard.h"
+#include "tests/testing/folder.h"
+
+namespace tessera::dry_run_test {
+namespace {
+
+using nlohmann::json;
+using testing::Folder;
+
+constexpr int64_t kWidth = 256, kBlocks = 4, kRows = 128;
+constexpr int64_t kBlock = kWidth * kWidth + kWidth;  // parameters
+
+torch::nn::Sequential net(int64_t width = kWidth) {
+  torch::nn::Sequential model;
+  for (int64_t i = 0; i < kBlocks; i++) {
+    model->push_back(torch::nn::Sequential(torch::nn::Linear(width, width)));
+    model->push_back(torch::nn::ReLU());
+  }
+  return model;
+}
+
+void shard(torch::nn::Sequential& model, const ShardOptions& options) {
+  for (size_t i = 0; i < model->size(); i += 2) fully_shard(*model->ptr(i), options);
+  fully_shard(model, options);
+}
+
+void train(torch::nn::Sequential& model, int64_t width = kWidth, int64_t rows = kRows) {
+  optim::AdamW optimizer(model->parameters(), {.lr = 1e-3});
+  for (int step = 0; step < 10; step++) {
+    model->forward(at::randn({rows, width})).square().mean().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+}
+
+/// Runs a program, and returns the outcome of the dry run that it has become.
+json outcome_of(const char* ranks, const std::function<void()>& program) {
+  const Folder folder;
+  const auto file = folder / "outcome.json";
+  const auto child = ::fork();
+  if (child == 0) {
+    ::setenv("TESSERA_DRY_RUN", ranks, 1);
+    ::setenv("TESSERA_DRY_RUN_OUT", file.c_str(), 1);
+    try {
+      program();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      ::_exit(1);
+    }
+    std::exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  return json::parse(InputFile(file).read_all());
+}
+
+TEST(DryRun, MemoryAndTrafficFollowTheFormulas) {
+  const auto outcome = outcome_of("8/4", [] {
+    const auto world = init();
+    auto model = net();
+    shard(model, {.mesh = world, .residence = Residence::Gathered});
+    train(model);
+  });
+  EXPECT_EQ(outcome["world"], 8);
+  EXPECT_EQ(outcome["steps"], 3);
+  EXPECT_EQ(outcome["units"].size(), kBlocks);
+  EXPECT_EQ(outcome["parameters"], kBlocks * kBlock);
+  const auto& kinds = outcome["memory"]["kinds"];
+  const auto share = 4 * kBlocks * kBlock / 8;
+  EXPECT_EQ(kinds["parameters"], share);
+  EXPECT_EQ(kinds["optimizer"], 2 * share);
+  EXPECT_LE(kinds["gradients"], share);
+  EXPECT_LE(kinds["unsharded"], 2 * 4 * kBlock);
+  EXPECT_GE(kinds["unsharded"], 4 * kBlock);
+  // One gather in forward, and one in backward for all units but the last, which is still there; each sends a rank's part to 7 others.
+  EXPECT_EQ(outcome["traffic"]["gathered"], (2 * kBlocks - 1) * 4 * kBlock / 8 * 7);
+  EXPECT_EQ(outcome["traffic"]["reduced"], kBlocks * 4 * kBlock / 8 * 7);
+  EXPECT_EQ(outcome["flops"], 2.0 * kRows * kWidth * kWidth * (3 * kBlocks - 1));
+  EXPECT_GT(outcome["time"]["communication"], 0);
+  EXPECT_TRUE(outcome["ran"].empty()) << outcome["ran"];
+}
+
+TEST(DryRun, RanksOfAHostShareParameters) {
+  const auto outcome = outcome_of("4/4", [] {
+    const auto world = init();
+    auto model = net();
+    shard(model, {.mesh = world, .residence = Residence::NodeShared});
+    train(model);
+  });
+  EXPECT_EQ(outcome["memory"]["kinds"]["unsharded"], 0);
+  EXPECT_NEAR(outcome["memory"]["kinds"]["parameters"].get<double>(), 4.0 * kBlocks * kBlock / 4, 10'000);
+  EXPECT_EQ(outcome["traffic"]["gathered"], 0);
+}
+
+TEST(DryRun, NeedsNoMemoryForLargeModels) {
+  constexpr int64_t kLarge = 50'000;  // 10 billion parameters
+  const auto outcome = outcome_of("64/8", [] {
+    const auto world = init();
+    auto model = deferred_init([] { return net(kLarge); });
+    shard(model, {.mesh = world, .residence = Residence::Gathered});
+    train(model, kLarge, 16);
+  });
+  EXPECT_EQ(outcome["parameters"], kBlocks * (kLarge * kLarge + kLarge));
+}
+
+TEST(DryRun, SaysHowFarAProgramCame) {
+  const auto outcome = outcome_of("2", [] {
+    const auto world = init();
+    auto model = net();
+    shard(model, {.mesh = world});
+    model->forward(at::randn({kRows, kWidth})).sum().backward();
+  });
+  EXPECT_EQ(outcome["steps"], 1);
+  EXPECT_EQ(outcome["units"].size(), kBlocks);
+}
+
+TEST(DryRun, WrongNumbersAreErrors) {
+  for (const auto* const wrong : {"", "0", "-1", "x", "4/", "4/0", "4/2/1", "1e3"}) {
+    const auto child = ::fork();
+    if (child == 0) {
+      ::setenv("TESSERA_DRY_RUN", wrong, 1);
+      try {
+        init();
+      } catch (const ConfigError& error) {
+        ::_exit(std::string(error.what()).find("TESSERA_DRY_RUN") != std::string::npos ? 0 : 2);
+      }
+      ::_exit(*wrong == '\0' ? 0 : 3);  // an empty variable counts as unset
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0) << wrong;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::dry_run_test
