@@ -117,6 +117,7 @@ std::atomic<int> uncounted = 0;
 }  // namespace
 
 FlopCounter::FlopCounter() : state_(std::make_unique<State>()) {
+  watch_operators();
   state_->before = State::now.exchange(state_.get());
   on_operator = [](const c10::OperatorHandle& handle, const torch::jit::Stack& stack) {
     auto* const state = State::now.load();

@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -242,13 +243,19 @@ void on_call(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack*
   Call(handle, op, below, *stack).run();
 }
 
-TORCH_LIBRARY_IMPL(_, Fake, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_call>());
-}
-
 }  // namespace
 
+void watch_operators() {
+  // Not when the library is loaded: a libtorch that takes the key for itself would then refuse the whole library.
+  static const auto library = [] {
+    torch::Library own(torch::Library::IMPL, "_", kSimulationKey, __FILE__, __LINE__);
+    own.fallback(torch::CppFunction::makeFromBoxedFunction<&on_call>());
+    return std::make_unique<torch::Library>(std::move(own));
+  }();
+}
+
 void leave_out_values(OperatorCosts& costs) {
+  watch_operators();
   costs_of_process = &costs;
   c10::impl::tls_set_dispatch_key_included(kSimulationKey, true);
 }

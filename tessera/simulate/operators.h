@@ -15,6 +15,9 @@ namespace tessera::simulate {
 /// its backward passes, go through a function of this file.
 inline constexpr auto kSimulationKey = c10::DispatchKey::Fake;
 
+/// Makes libtorch call that function. Throws c10::Error if libtorch has a use of its own for the key.
+void watch_operators();
+
 /// Called for each of these operators before it runs. Set by FlopCounter.
 inline void (*on_operator)(const c10::OperatorHandle& handle, const torch::jit::Stack& stack) = nullptr;
 
