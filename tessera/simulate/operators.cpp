@@ -103,7 +103,7 @@ class Call {
       return compute();
     }
     const bool is_small = largest_ <= kSmall;
-    const bool leaves_out = has_operands_ && !op_.needs_values && (find_results(is_small) || !is_small);
+    const bool leaves_out = has_operands_ && !op_.needs_values && find_results(is_small);
     if (!leaves_out) {
       if (!is_small && !op_.needs_values) computed[handle_.operator_name().name]++;
       compute();
@@ -163,7 +163,7 @@ class Call {
     for (const auto& value : given_) {
       on_meta.push_back(mapped(value, [&](const at::Tensor& tensor) {
         at::Tensor twin = at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
-        twin.unsafeGetTensorImpl()->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+        if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) twin.unsafeGetTensorImpl()->set_wrapped_number(true);
         twins.emplace_back(twin, tensor);
         return twin;
       }));

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 
 #include <unordered_map>
 
@@ -125,8 +126,15 @@ Results pooled(Operands operands) {
   return {without_values(sizes, x.scalar_type())};
 }
 
-Results like_second(Operands operands) {
-  return {alike(operands[1])};
+template <size_t operand>
+Results like(Operands operands) {
+  return {alike(operands[operand])};
+}
+
+Results chosen_values(Operands operands) {
+  const auto &x = operands[1].toTensor(), &y = operands[2].toTensor();
+  const auto sizes = at::infer_size(operands[0].toTensor().sizes(), at::infer_size(x.sizes(), y.sizes()));
+  return {without_values(sizes, at::result_type(x, y))};
 }
 
 const std::unordered_map<std::string_view, ShapeRule>& rules() {
@@ -135,10 +143,7 @@ const std::unordered_map<std::string_view, ShapeRule>& rules() {
       {"aten::native_layer_norm_backward", [](Operands operands) { return gradients_of(operands, {1, 5, 6}, operands[7]); }},
       {"aten::native_group_norm", group_norm},
       {"aten::native_group_norm_backward",
-       [](Operands operands) {
-         auto results = gradients_of(operands, {1, 4, 4}, operands[9]);
-         return results;
-       }},
+       [](Operands operands) { return gradients_of(operands, {1, 4, 4}, operands[9]); }},
       {"aten::native_batch_norm", batch_norm<5>},
       {"aten::native_batch_norm_backward", batch_norm_backward},
       {"aten::_scaled_dot_product_flash_attention_for_cpu", attention},
@@ -149,7 +154,11 @@ const std::unordered_map<std::string_view, ShapeRule>& rules() {
       {"aten::convolution_backward", convolved_backward},
       {"aten::native_dropout", with_dropout},
       {"aten::_adaptive_avg_pool2d", pooled},
-      {"aten::_adaptive_avg_pool2d_backward", like_second},
+      {"aten::_adaptive_avg_pool2d_backward", like<1>},
+      {"aten::relu", like<0>},
+      {"aten::flip", like<0>},
+      {"aten::roll", like<0>},
+      {"aten::where", chosen_values},
   };
   return all;
 }
