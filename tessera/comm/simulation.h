@@ -63,7 +63,7 @@ class Simulation {
   virtual void enter(std::string_view phase, std::string_view unit) = 0;
   virtual void add_unit(std::string_view name, uint64_t parameters, uint64_t unsharded, uint64_t shard, std::string_view residence) = 0;
   virtual void backward_done() = 0;
-  virtual void step_done(const void* optimizer) = 0;
+  virtual void step_done() = 0;
 
  protected:
   inline static Simulation* current_ = nullptr;

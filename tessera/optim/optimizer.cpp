@@ -334,7 +334,7 @@ void Optimizer::step() {
   factor_ = at::Tensor();
   guard.commit();
   ends_step_ = true;
-  if (auto* const simulation = Simulation::current()) simulation->step_done(this);
+  if (auto* const simulation = Simulation::current()) simulation->step_done();
 }
 
 void Optimizer::skip_step() {

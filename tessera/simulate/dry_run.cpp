@@ -28,6 +28,8 @@ constexpr int kSteps = 3;
 constexpr int kMostPasses = 8 * kSteps;  // of backward, for programs whose optimizer is not Tessera's
 constexpr int kMostRanks = 1'000'000;
 
+constexpr std::string_view kWrite = "a write to the shards", kStep = "optimizer";
+
 struct Clocks {
   double now = 0;    // of the program's thread
   double queue = 0;  // when the operations that were started so far have ended
@@ -98,28 +100,36 @@ class DryRun final : public Simulation, OperatorCosts, Traffics {
     if (phase.empty()) return;
     if (!trains_) allocate_as(MemoryKind::Activations);
     trains_ = true;
-    place_ = fmt::format("{} of {}", phase, unit);
+    if (phase == kWrite) {  // the optimizer's step enters all units at once
+      place_ = "the optimizer's step";
+      if (!step_.schedule.empty() && step_.schedule.back().phase == kStep) return;
+      phase = kStep;
+      unit = "";
+    } else {
+      place_ = fmt::format("{} of {}", phase, unit);
+    }
     step_.schedule.push_back(
         {.phase = std::string(phase), .unit = std::string(unit), .begin = clocks.now - begin_, .memory = memory_in_use().all()});
   }
   void add_unit(std::string_view name, uint64_t parameters, uint64_t unsharded, uint64_t shard, std::string_view residence) override {
-    if (std::ranges::find(outcome_.units, name, &UnitFacts::name) != outcome_.units.end()) return;
-    outcome_.units.push_back({.name = std::string(name),
-                              .residence = std::string(residence),
-                              .parameters = parameters,
-                              .unsharded = unsharded,
-                              .shard = shard});
+    const auto known = std::ranges::find(outcome_.units, name, &UnitFacts::name);
+    auto& unit = known != outcome_.units.end() ? *known : outcome_.units.emplace_back();
+    unit = {.name = std::string(name),
+            .residence = std::string(residence),
+            .parameters = parameters,
+            .unsharded = unsharded,
+            .shard = shard};
   }
   void backward_done() override {
     passes_++;
-    if (optimizer_ == nullptr && passes_ >= kMostPasses) {
+    stepped_ = false;
+    if (outcome_.steps == 0 && passes_ >= kMostPasses) {
       take_step();
       end();
     }
   }
-  void step_done(const void* optimizer) override {
-    if (optimizer_ == nullptr) optimizer_ = optimizer;
-    if (optimizer != optimizer_) return;  // the program has several, and steps them all
+  void step_done() override {
+    if (std::exchange(stepped_, true)) return;  // a second optimizer after the same backward pass
     take_step();
     if (outcome_.steps == kSteps) end();
   }
@@ -177,8 +187,7 @@ class DryRun final : public Simulation, OperatorCosts, Traffics {
   std::string place_ = "the start";
   double begin_ = 0;  // of the present step
   int passes_ = 0;
-  bool trains_ = false, reported_ = false;
-  const void* optimizer_ = nullptr;
+  bool trains_ = false, stepped_ = false, reported_ = false;
 };
 
 /// "64", or "64/8" for 8 ranks a host.

@@ -27,7 +27,7 @@ constexpr int64_t kBlock = kWidth * kWidth + kWidth;  // parameters
 torch::nn::Sequential net(int64_t width = kWidth) {
   torch::nn::Sequential model;
   for (int64_t i = 0; i < kBlocks; i++) {
-    model->push_back(torch::nn::Sequential(torch::nn::Linear(width, width)));
+    model->push_back(torch::nn::Linear(width, width));
     model->push_back(torch::nn::ReLU());
   }
   return model;
