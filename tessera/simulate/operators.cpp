@@ -237,8 +237,9 @@ void on_call(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack*
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kSimulationKey);
   if (on_operator != nullptr) on_operator(handle, *stack);
   const auto& op = known(handle);
-  // A composite calls other operators, each of which comes here.
-  const bool is_leaf = costs_of_process != nullptr && keys.has_backend(c10::BackendComponent::CPUBit) && !op.is_composite;
+  // A composite calls other operators, each of which comes here, unless it is one such as copy_, which writes its argument itself.
+  const bool is_leaf =
+      costs_of_process != nullptr && keys.has_backend(c10::BackendComponent::CPUBit) && (!op.is_composite || op.only_writes);
   if (!is_leaf) return handle.redispatchBoxed(below, stack);
   Call(handle, op, below, *stack).run();
 }
