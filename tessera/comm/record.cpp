@@ -248,10 +248,24 @@ Record::Times Record::take_times() {
   return std::exchange(times_, {});
 }
 
+std::string Record::place_now() const {
+  return unit_.empty() ? std::string(phase_) : fmt::format("{} of '{}'", phase_, unit_);
+}
+
+std::string Record::place() const {
+  const std::lock_guard lock(mutex_);
+  return place_now();
+}
+
 Record::Snapshot Record::snapshot() const {
   const std::lock_guard lock(mutex_);
-  Snapshot result{.place = std::string(phase_), .is_inside = is_inside_, .entered = entered_, .now = seconds_now(), .to_unix = to_unix_};
-  if (!unit_.empty()) result.place += fmt::format(" of '{}'", unit_);
+  Snapshot result{.entries = {},
+                  .operations = {},
+                  .place = place_now(),
+                  .is_inside = is_inside_,
+                  .entered = entered_,
+                  .now = seconds_now(),
+                  .to_unix = to_unix_};
   const auto have = std::min<uint64_t>(count_, kEntries), first = count_ - have;
   result.entries.reserve(have);
   for (auto number = first; number < count_; number++) result.entries.push_back(ring_[number % kEntries]);

@@ -63,7 +63,7 @@ class Record : NoCopy {
   struct Snapshot {
     std::vector<Entry> entries;                             // the oldest first
     std::vector<std::pair<Entry, std::string>> operations;  // the last ones, with their descriptions
-    std::string place;                                      // "backward of 'layers.3'"
+    std::string place;                                      // place()
     bool is_inside = false;                                 // whether the program is still there for certain
     double entered = 0, now = 0;
     double to_unix = 0;  // what a time of an entry lacks to unix time
@@ -101,6 +101,8 @@ class Record : NoCopy {
   void on_step(std::function<void()> act) { on_step_ = std::move(act); }
 
   Times take_times();
+  /// Where the program is: "backward of 'layers.3'".
+  std::string place() const;
   Snapshot snapshot() const;
 
   /// Set by tessera::init before other threads use the record.
@@ -129,6 +131,7 @@ class Record : NoCopy {
   void spend(double now);
   void sample_memory(double now);
   void tell(const std::vector<Entry>& over) const;
+  std::string place_now() const;
 
   mutable std::mutex mutex_;
   const std::unique_ptr<Entry[]> ring_;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kCategories[] = {"pass", "unit", "unshard", "reduce", "optimizer", "collective"};
 
-std::string quoted(std::string_view text) {
+std::string json_text(std::string_view text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -45,7 +45,7 @@ class Events {
 
   void describe(std::string_view what, size_t thread, std::string_view name) {
     begin("M", thread);
-    fmt::format_to(std::back_inserter(text_), R"(,"name":"{}","args":{{"name":{}}}}})", what, quoted(name));
+    fmt::format_to(std::back_inserter(text_), R"(,"name":"{}","args":{{"name":{}}}}})", what, json_text(name));
   }
 
   /// The thread of a group. Each group runs one operation at a time, but groups run at the same time.
@@ -63,7 +63,7 @@ class Events {
     const auto began = microseconds(entry.began);
     if (entry.activity == Activity::Memory) {
       begin("C", 0);
-      fmt::format_to(out, R"(,"name":"memory","ts":{},"args":{{{}:{}}}}})", began, quoted(*entry.name), entry.bytes);
+      fmt::format_to(out, R"(,"name":"memory","ts":{},"args":{{{}:{}}}}})", began, json_text(*entry.name), entry.bytes);
       return;
     }
     const bool is_operation = entry.activity == Activity::Operation;
@@ -72,14 +72,14 @@ class Events {
     auto name = is_operation ? std::string(tessera::name(entry.operation)) : *entry.name;
     if (entry.activity == Activity::Unshard || entry.activity == Activity::Reduce || name.empty()) name = category;
     begin("X", thread);
-    fmt::format_to(out, R"(,"cat":"{}","name":{},"ts":{},"dur":{},"args":{{)", category, quoted(name), began,
+    fmt::format_to(out, R"(,"cat":"{}","name":{},"ts":{},"dur":{},"args":{{)", category, json_text(name), began,
                    microseconds(end_of(entry)) - began);
     if (is_operation) {
-      fmt::format_to(out, R"("operation":{},"unit":{},"group":"{:x}","sequence":{},"bytes":{}}}}})", quoted(name), quoted(*entry.name),
+      fmt::format_to(out, R"("operation":{},"unit":{},"group":"{:x}","sequence":{},"bytes":{}}}}})", json_text(name), json_text(*entry.name),
                      entry.group, entry.sequence, entry.bytes);
     } else {
       const auto phase = entry.phase == nullptr ? std::string() : *entry.phase;
-      fmt::format_to(out, R"("unit":{},"pass":{}}}}})", quoted(entry.activity == Activity::Pass ? "" : *entry.name), quoted(phase));
+      fmt::format_to(out, R"("unit":{},"pass":{}}}}})", json_text(entry.activity == Activity::Pass ? "" : *entry.name), json_text(phase));
     }
   }
 
