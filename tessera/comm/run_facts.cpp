@@ -14,11 +14,13 @@
 #include <iterator>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "tessera/base/clock.h"
 #include "tessera/base/error.h"
 #include "tessera/base/fd.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/last_words.h"
 #include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
 #include "tessera/base/no_copy.h"
@@ -232,6 +234,7 @@ void start_run(const std::shared_ptr<Record>& record, const RunStart& start) {
   record->on_step([run] { run->end_step(); });
   run_files = run;
   ::on_exit([](int status, void*) { run_files.load()->end(status == 0 ? "done" : "failed"); }, nullptr);
+  say_last_words();  // before the handler, which has to come first
   terminate_before = std::set_terminate(end_run_and_terminate);
 }
 

@@ -15,6 +15,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/pinned_memory.h"
 #include "tessera/comm/calling.h"
+#include "tessera/comm/recorded.h"
 #include "tessera/shard/storage/storage_tag.h"
 
 namespace tessera {
