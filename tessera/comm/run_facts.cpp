@@ -34,8 +34,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kBetweenLines = 1;                    // seconds
-constexpr auto kEndPatience = std::chrono::seconds(1);  // how long the end of the process waits for a thread that writes
+constexpr double kBetweenLines = 1, kBetweenCounts = 50e-3;  // seconds
+constexpr auto kEndPatience = std::chrono::seconds(1);       // how long the end of the process waits for a thread that writes
 
 double unix_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -78,11 +78,15 @@ class RunFiles : NoCopy {
   void end_step() {
     const std::lock_guard lock(mutex_);
     const auto now = seconds_now();
-    if (has_line_ && now >= last_ && now - last_ < kBetweenLines) return;
-    last_ = now;
+    const auto is_soon = [&](double last, double between) { return has_line_ && now >= last && now - last < between; };
+    if (is_soon(counted_, kBetweenCounts)) return;
+    counted_ = now;
     now_ = record_->figures();
-    try_to([&] { tell_units(); });
+    optimizer_ = static_cast<uint64_t>(record_->optimizer_bytes.load());
     for (const auto& [kind, bytes] : memory()) record_->note_memory(kind, bytes);
+    if (is_soon(last_, kBetweenLines)) return;
+    last_ = now;
+    try_to([&] { tell_units(); });
     try_to([&] { add_line(); });
   }
 
@@ -133,9 +137,7 @@ class RunFiles : NoCopy {
   }
 
   std::vector<std::pair<const char*, uint64_t>> memory() const {
-    return {{"shards", now_.shards},
-            {"gradients", now_.gradients},
-            {"optimizer", static_cast<uint64_t>(record_->optimizer_bytes.load())}};
+    return {{"shards", now_.shards}, {"gradients", now_.gradients}, {"optimizer", optimizer_}};
   }
 
   /// Returns what a counter has gained since the last line. Programs may reset counters.
@@ -179,8 +181,9 @@ class RunFiles : NoCopy {
   std::timed_mutex mutex_;
   Fd lines_;
   json run_;  // run.json, on the rank that writes it
-  ModelFigures before_, now_;
-  double last_ = 0;
+  ModelFigures before_, now_;  // at the last line, and when they were taken last; models are gone when the process ends
+  uint64_t optimizer_ = 0;     // bytes of optimizers' state, at the same time
+  double last_ = 0, counted_ = 0;  // when the last line was written, and when figures were taken last
   uint64_t step_ = 0;
   bool has_line_ = false, has_warned_ = false;
   std::atomic<bool> has_ended_ = false;
