@@ -1,10 +1,10 @@
 #include "tessera/base/run_folder.h"
 
-#include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/atomic_write.h"
+#include "tessera/base/clock.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
@@ -56,7 +56,7 @@ void end_run(const std::filesystem::path& folder, int status) {
   if (run.is_null() || (status == 0 && run.value("status", "") != "runs")) return;
   run["status"] = status == 0 ? "done" : "failed";
   if (!run.contains("ended") || run["ended"].is_null())
-    run["ended"] = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+    run["ended"] = unix_now();
   write_run(folder, run);
 }
 

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <utility>
 
 #include "tessera/base/clock.h"
@@ -26,10 +25,6 @@ constexpr double kSampling = 10e-3;  // seconds between two samples of the memor
 // The only phase whose end is recorded: the library can't see where a forward pass ends.
 constexpr std::string_view kInBackward = "backward";
 constexpr std::string_view kActivities[] = {"pass", "", "unshard", "reduce", "optimizer"};
-
-double unix_now() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 uint64_t bytes_of(const Envelope& envelope) {
   switch (envelope.operation) {
@@ -73,6 +68,15 @@ Record::Entry* Record::at(uint64_t entry) {
   return entry < count_ && count_ - entry <= kEntries ? &ring_[entry % kEntries] : nullptr;
 }
 
+void Record::leave(uint64_t& open, double now, std::vector<Entry>* over) {
+  if (open == 0) return;
+  if (auto* const entry = at(std::exchange(open, 0) - 1)) {
+    entry->ended = now;
+    entry->outcome = Outcome::Done;
+    if (over != nullptr && entry->activity == Activity::Unit) over->push_back(*entry);
+  }
+}
+
 /// Counts the time since the last call for what the program's thread has been doing.
 void Record::spend(double now) {
   if (since_ == 0) return;
@@ -85,23 +89,10 @@ void Record::spend(double now) {
   seconds += passed;
 }
 
-void Record::leave_unit(double now, std::vector<Entry>* over) {
-  if (unit_entry_ == 0) return;
-  if (auto* const entry = at(std::exchange(unit_entry_, 0) - 1)) {
-    entry->ended = now;
-    entry->outcome = Outcome::Done;
-    if (over != nullptr) over->push_back(*entry);
-  }
-}
-
 void Record::leave_pass(double now, std::vector<Entry>* over) {
-  leave_unit(now, over);
-  if (pass_ == 0) return;
-  spend(now);
-  if (auto* const entry = at(std::exchange(pass_, 0) - 1)) {
-    entry->ended = now;
-    entry->outcome = Outcome::Done;
-  }
+  leave(unit_entry_, now, over);
+  if (pass_ != 0) spend(now);
+  leave(pass_, now, over);
 }
 
 void Record::enter(std::string_view phase, std::string_view unit) {
@@ -127,7 +118,7 @@ void Record::enter(std::string_view phase, std::string_view unit) {
           pass_ = add(Activity::Pass, now, pass, pass) + 1;
           pass_name_ = pass;
         }
-        leave_unit(now, told);
+        leave(unit_entry_, now, told);
         unit_entry_ = add(Activity::Unit, now, name, pass) + 1;
       }
     }

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -32,8 +33,8 @@ struct UnitFigures {
 };
 struct ModelFigures {
   std::vector<UnitFigures> units;
-  uint64_t shards = 0, gradients = 0, unsharded = 0;  // bytes; `unsharded` is a peak
-  uint64_t gathers = 0, reductions = 0, gathered_bytes = 0, misses = 0, cancelled = 0;
+  std::map<std::string, uint64_t> memory;    // bytes by kind; `unsharded` is a peak
+  std::map<std::string, uint64_t> counters;  // as ModelCounters has them
 };
 
 /// The kinds of entries. Unshard and Reduce are waits of the program's thread.
@@ -126,7 +127,7 @@ class Record : NoCopy {
   uint64_t add(Activity activity, double now, const std::string* name, const std::string* phase = nullptr);
   /// The entry of this number, or null if later ones have taken its place.
   Entry* at(uint64_t entry);
-  void leave_unit(double now, std::vector<Entry>* over);
+  void leave(uint64_t& open, double now, std::vector<Entry>* over);
   void leave_pass(double now, std::vector<Entry>* over);
   void spend(double now);
   void sample_memory(double now);

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -30,16 +31,15 @@
 #include "tessera/comm/trace.h"
 
 namespace tessera {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(UnitFigures, name, parameters, unsharded, shard, dtype, residence, depth)
+
 namespace {
 
 using nlohmann::json;
 
 constexpr double kBetweenLines = 1, kBetweenCounts = 50e-3;  // seconds
 constexpr auto kEndPatience = std::chrono::seconds(1);       // how long the end of the process waits for a thread that writes
-
-double unix_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 std::vector<std::string> own_command() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
@@ -82,8 +82,10 @@ class RunFiles : NoCopy {
     if (is_soon(counted_, kBetweenCounts)) return;
     counted_ = now;
     now_ = record_->figures();
-    optimizer_ = static_cast<uint64_t>(record_->optimizer_bytes.load());
-    for (const auto& [kind, bytes] : memory()) record_->note_memory(kind, bytes);
+    now_.memory["optimizer"] = static_cast<uint64_t>(record_->optimizer_bytes.load());
+    for (const auto& [kind, bytes] : now_.memory) {
+      if (kind != "unsharded") record_->note_memory(kind, bytes);
+    }
     if (is_soon(last_, kBetweenLines)) return;
     last_ = now;
     try_to([&] { tell_units(); });
@@ -105,7 +107,7 @@ class RunFiles : NoCopy {
     try_to([&] { write_trace(*record_); });
     if (!leads_) return;
     try_to([&] {
-      run_.update({{"ended", unix_seconds()}, {"status", status}});
+      run_.update({{"ended", unix_now()}, {"status", status}});
       write_run(folder_, run_);
     });
   }
@@ -121,54 +123,33 @@ class RunFiles : NoCopy {
 
   void tell_units() {
     if (!leads_ || now_.units.empty()) return;
-    auto units = json::array();
-    for (const auto& unit : now_.units) {
-      units.push_back({{"name", unit.name},
-                       {"parameters", unit.parameters},
-                       {"unsharded", unit.unsharded},
-                       {"shard", unit.shard},
-                       {"dtype", unit.dtype},
-                       {"residence", unit.residence},
-                       {"depth", unit.depth}});
-    }
+    json units = now_.units;
     if (run_["units"] == units) return;
     run_["units"] = std::move(units);
     write_run(folder_, run_);
   }
 
-  std::vector<std::pair<const char*, uint64_t>> memory() const {
-    return {{"shards", now_.shards}, {"gradients", now_.gradients}, {"optimizer", optimizer_}};
-  }
-
-  /// Returns what a counter has gained since the last line. Programs may reset counters.
-  uint64_t gained(uint64_t ModelFigures::*counter) const {
-    const auto before = before_.*counter, now = now_.*counter;
-    return now >= before ? now - before : now;
-  }
-
   void add_line() {
     const auto times = record_->take_times();
     step_ += times.steps;
-    json bytes = {{"process", resident_bytes()}, {"unsharded", now_.unsharded}};
-    for (const auto& [kind, size] : memory()) bytes[kind] = size;
-    const json line = {{"time", unix_seconds()},
-                       {"step", step_},
-                       {"steps", times.steps},
-                       {"seconds", times.compute + times.unshard + times.reduce + times.optimizer + times.other},
-                       {"compute", times.compute},
-                       {"unshard", times.unshard},
-                       {"reduce", times.reduce},
-                       {"optimizer", times.optimizer},
-                       {"other", times.other},
-                       {"host", record_->host},
-                       {"memory", bytes},
-                       {"gathers", gained(&ModelFigures::gathers)},
-                       {"reductions", gained(&ModelFigures::reductions)},
-                       {"gathered_bytes", gained(&ModelFigures::gathered_bytes)},
-                       {"misses", gained(&ModelFigures::misses)},
-                       {"cancelled", gained(&ModelFigures::cancelled)},
-                       {"place", record_->place()}};
-    before_ = now_;
+    auto bytes = now_.memory;
+    bytes["process"] = resident_bytes();
+    json line = {{"time", unix_now()},
+                 {"step", step_},
+                 {"steps", times.steps},
+                 {"seconds", times.compute + times.unshard + times.reduce + times.optimizer + times.other},
+                 {"compute", times.compute},
+                 {"unshard", times.unshard},
+                 {"reduce", times.reduce},
+                 {"optimizer", times.optimizer},
+                 {"other", times.other},
+                 {"host", record_->host},
+                 {"memory", bytes},
+                 {"place", record_->place()}};
+    for (const auto& [counter, count] : now_.counters) {
+      const auto before = std::exchange(before_[counter], count);
+      line[counter] = count >= before ? count - before : count;  // programs may reset counters
+    }
     has_line_ = true;
     const auto text = line.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
     if (::write(lines_.get(), text.data(), text.size()) != std::ssize(text)) throw IoError("{}", why_unwritable(errno));
@@ -181,8 +162,8 @@ class RunFiles : NoCopy {
   std::timed_mutex mutex_;
   Fd lines_;
   json run_;  // run.json, on the rank that writes it
-  ModelFigures before_, now_;  // at the last line, and when they were taken last; models are gone when the process ends
-  uint64_t optimizer_ = 0;     // bytes of optimizers' state, at the same time
+  ModelFigures now_;  // when they were taken last, because models are gone when the process ends
+  std::map<std::string, uint64_t> before_;  // the counters at the last line
   double last_ = 0, counted_ = 0;  // when the last line was written, and when figures were taken last
   uint64_t step_ = 0;
   bool has_line_ = false, has_warned_ = false;
@@ -217,7 +198,7 @@ double run_start() {
     const auto run = run_to_continue(*folder, restart_count());
     if (!run.is_null()) return run["started"].get<double>();
   }
-  return unix_seconds();
+  return unix_now();
 }
 
 void start_run(const std::shared_ptr<Record>& record, const RunStart& start) {

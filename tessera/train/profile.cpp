@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <fstream>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "tessera/base/atomic_write.h"
+#include "tessera/base/clock.h"
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/log.h"
@@ -30,10 +30,6 @@ using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 
 std::atomic<bool> is_profiled = false;
-
-double unix_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 /// Adds the record's events from the unix time `began` on to a file of libtorch's profiler, whose times are microseconds since
 /// "baseTimeNanoseconds".
@@ -52,7 +48,7 @@ void merge(const std::filesystem::path& path, const Record& record, double began
 }  // namespace
 
 Profile::Profile(const ProfileOptions& options, std::shared_ptr<const Record> record)
-    : path_(options.output_trace_dir / fmt::format("profile_{}.json", record->rank)), record_(std::move(record)), began_(unix_time()) {
+    : path_(options.output_trace_dir / fmt::format("profile_{}.json", record->rank)), record_(std::move(record)), began_(unix_now()) {
   make_folder(options.output_trace_dir);
   if (is_profiled.exchange(true)) {
     throw UsageError("a profile was begun while another one runs in this process; finish that one first, because libtorch's profiler takes one at a time");

@@ -484,16 +484,17 @@ void Schedule::join(Unit& unit, std::shared_ptr<UnitState> state) {
 
 void Schedule::count(ModelFigures& figures) {
   const auto held = lock();
-  figures.misses += misses_;
-  figures.unsharded += live_counters_.peak_bytes;
+  auto& [all, memory, sums] = figures;
+  sums["misses"] += misses_;
+  memory["unsharded"] += live_counters_.peak_bytes;
   const bool has_root = std::ranges::any_of(members_, [](Unit* unit) { return state_of(*unit).is_root; });
   for (auto* unit : members_) {
     const auto& counters = unit->counters();
-    figures.gathers += counters.gathers;
-    figures.reductions += counters.reductions;
-    figures.gathered_bytes += counters.gathered_bytes;
-    figures.cancelled += counters.cancelled;
-    auto& own = figures.units.emplace_back();
+    sums["gathers"] += counters.gathers;
+    sums["reductions"] += counters.reductions;
+    sums["gathered_bytes"] += counters.gathered_bytes;
+    sums["cancelled"] += counters.cancelled;
+    auto& own = all.emplace_back();
     own.name = unit->name();
     own.unsharded = unit->memory().unsharded_bytes(unit->buffers());
     own.residence = unit->memory().residence;
@@ -505,10 +506,10 @@ void Schedule::count(ModelFigures& figures) {
       if (own.dtype.find(dtype) == std::string::npos) own.dtype += (own.dtype.empty() ? "" : "+") + dtype;
       for (const auto& parameter : group.parameters) own.parameters += parameter.span.numel;
       for (const auto& parameter : group.listed()) {
-        if (const auto& gradient = parameter.shard.grad(); gradient.defined()) figures.gradients += gradient.nbytes();
+        if (const auto& gradient = parameter.shard.grad(); gradient.defined()) memory["gradients"] += gradient.nbytes();
       }
     }
-    figures.shards += own.shard;
+    memory["shards"] += own.shard;
   }
 }
 
