@@ -44,7 +44,7 @@ PACKAGES = {
 INNER = {
     "comm/groups/*": ["comm/*/*", "shard/*.cpp", "shard/*/*", "optim/*.cpp", "checkpoint/*.cpp", "checkpoint/live/*", "checkpoint/convert/*", "data/*.cpp",
                       "train/*.cpp"],
-    "comm/control/*": ["comm/control/*", "comm/communicator.cpp", "comm/engine.cpp", "comm/init.cpp", "shard/memory/*"],
+    "comm/control/*": ["comm/control/*", "comm/communicator.cpp", "comm/engine.cpp", "comm/init.cpp", "comm/record.cpp", "shard/memory/*"],
     "comm/host/*": ["extending.h", "comm/host/*", "comm/control/*", "comm/shm/*", "comm/self/*", "comm/fake/fake.cpp", "comm/backend/*", "comm/gloo/*", "comm/c10d/*", "comm/mpi/*",
                     "comm/levels/*", "comm/threads/run_ranks.cpp", "comm/engine.*", "comm/engines.*", "comm/init.cpp", "simulate/world.cpp", "shard/memory/*", "cli/launch/nodes.cpp", "cli/env.cpp",
                     "cli/test.cpp"],
@@ -70,7 +70,7 @@ INNER["xla/pjrt/*"] += ["cli/xla/*"]
 INNER["shard/access/*"] += ["optim/*.cpp", "nn/*.cpp", "checkpoint/*.cpp", "checkpoint/live/*"]
 # What inner rooms may use of the top of their own room: interfaces and options, which rest on nothing but themselves.
 PLAIN = {
-    "comm": {"operation.h", "calling.h", "traits.h", "transport.h", "work.h", "topology.h", "communicator.h", "engine.h", "simulation.h"},
+    "comm": {"operation.h", "calling.h", "traits.h", "transport.h", "work.h", "topology.h", "communicator.h", "engine.h", "record.h", "simulation.h", "trace.h"},
     "shard": {"options.h", "codec.h", "custom_reduction.h", "gradient_sink.h", "write_kind.h", "activation_options.h", "offload.h", "tensors.h", "forward_phase.h",
               "weight_forms.h"},
     "xla": {"options.h", "training.h", "metrics.h", "memory_figures.h"},

@@ -17,6 +17,10 @@ inline double seconds_now() {
   return clock_source.load(std::memory_order_relaxed)();
 }
 
+inline double unix_now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
 /// Replaces the clock of this process. Null gives the steady clock back.
 inline void set_clock(double (*source)()) {
   clock_source = source != nullptr ? source : seconds_of_steady_clock;

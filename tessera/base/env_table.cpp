@@ -58,6 +58,9 @@ constexpr std::array kTable = {
                 "dry runs"},
     EnvVariable{"TESSERA_MACHINE", "cpu, gpu, or a path",
                 "the machine by which dry runs count seconds, from `tessera test --calibrate`; `cpu` if unset", "dry runs, `tessera plan`"},
+    EnvVariable{"TESSERA_RECORD", "a folder",
+                "where ranks leave the record of the run: `run.json`, a line a second, and traces; `tessera launch --record` sets it",
+                "`tessera::init`"},
     EnvVariable{"TESSERA_LAUNCH_RECORD", "a path",
                 "the file in which a rank records that it waits at the start, that it has read the settings, and which rank made it fail; set "
                 "by `tessera launch`",

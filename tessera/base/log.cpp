@@ -65,6 +65,10 @@ LogLevel set_log_level(LogLevel level) {
   return logger().level.exchange(level);
 }
 
+bool is_logged(LogLevel level) {
+  return level >= logger().level;
+}
+
 void set_log_rank(int rank) {
   logger().rank = rank;
 }

@@ -28,6 +28,8 @@ LogSink set_log_sink(LogSink sink);
 /// Drops records below the level from now on, and returns the previous level. The default is Warning, or what TESSERA_LOG names (debug,
 /// info, warning, error).
 LogLevel set_log_level(LogLevel level);
+/// Whether records of the level are not dropped.
+bool is_logged(LogLevel level);
 
 /// Sets the rank in the records of this process.
 void set_log_rank(int rank);

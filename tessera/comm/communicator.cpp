@@ -236,8 +236,12 @@ at::Tensor Communicator::to_local_ranks(const at::Tensor& rows) const {
 }
 
 void Communicator::enter(std::string_view phase, std::string_view unit) const {
-  group_->family_->recorder().enter(phase, unit);
+  record()->enter(phase, unit);
   if (auto* const simulation = Simulation::current()) simulation->enter(phase, unit);
+}
+
+const std::shared_ptr<Record>& Communicator::record() const {
+  return group_->family_->record();
 }
 
 void Communicator::step_done() const {

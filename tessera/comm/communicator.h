@@ -14,6 +14,7 @@
 namespace tessera {
 
 class Group;
+class Record;
 
 inline constexpr std::chrono::milliseconds kStartLimit = std::chrono::minutes(5);
 inline constexpr std::chrono::milliseconds kOperationLimit = std::chrono::minutes(10);
@@ -98,7 +99,9 @@ class Communicator {
   /// Moves rows of a batch to the device where the ranks train. Each of local_ranks() gets an equal part of the rows.
   at::Tensor to_local_ranks(const at::Tensor& rows) const;
 
-  /// Notes where the program is ("backward" of a unit), for reports about jobs that hang.
+  /// The record of this rank. Groups that were split from one another share it.
+  const std::shared_ptr<Record>& record() const;
+  /// Notes where the program is ("backward" of a unit), for the record.
   void enter(std::string_view phase, std::string_view unit = {}) const;
   /// Marks the end of a training step, for tracing engines. Does nothing on other engines.
   void step_done() const;

@@ -14,7 +14,10 @@ Communicator world_over(Connection connection, GroupTraits traits, std::shared_p
   const auto device = std::exchange(traits.device, c10::kCPU);
   if (!transport) transport = transport_over(std::move(traits), link);
   if (!device.is_cpu() && transport->traits().device.is_cpu()) transport = std::make_unique<StagedTransport>(device, std::move(transport));
-  if (!family) family = std::make_shared<LinkFamily>();
+  if (!family) {
+    family = std::make_shared<LinkFamily>();
+    if (link) family->record()->rank = link->rank();
+  }
   return Communicator(std::make_shared<Group>(std::move(transport), std::move(link), std::move(family)));
 }
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <mutex>
 #include <sstream>
+#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -26,6 +27,7 @@
 #include "tessera/comm/host/rendezvous.h"
 #include "tessera/comm/levels/connect.h"
 #include "tessera/comm/mpi/mpi_meeting.h"
+#include "tessera/comm/run_facts.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/comm/simulation.h"
 
@@ -68,20 +70,38 @@ std::string own_host(const InitOptions& options) {
   return options.host.empty() ? host_id() : options.host;
 }
 
-/// Exchanges host names over a link between ranks that have not met in a store.
-Topology find_hosts(Link& link, const InitOptions& options) {
+/// The host of a rank as the files of a run name it: host_id() has more after a slash.
+std::string name_of_host(const std::string& host) {
+  return host.substr(0, host.find('/'));
+}
+
+/// `hosts`: of all ranks. `started`: run_start() of rank 0.
+RunStart start_of(int rank, std::string_view engine, std::span<const std::string> hosts, double started) {
+  RunStart start{.rank = rank, .world = static_cast<int>(hosts.size()), .engine = std::string(engine), .hosts = {}, .started = started};
+  for (const auto& host : hosts) start.hosts.push_back(name_of_host(host));
+  return start;
+}
+
+/// Exchanges words of each rank over a link between ranks that have not met in a store.
+std::vector<std::string> exchange_over(Link& link, const std::string& own, const InitOptions& options) {
   try {
-    return topology_of(all_gather_texts(link, own_host(options), Clock::now() + options.start_limit));
+    return all_gather_texts(link, own, Clock::now() + options.start_limit);
   } catch (const LinkFailure& failure) {
     throw CommError("rank {} can't start: {}", link.rank(), why_not_started(failure));
   }
 }
 
+/// `store`: where the ranks have met; may be null.
+std::shared_ptr<LinkFamily> family_of(const RunStart& start, const StorePtr& store) {
+  auto family = std::make_shared<LinkFamily>();
+  start_run(family->record(), start);
+  if (store) family->monitor_peers(store, {.rank = start.rank, .world_size = start.world});
+  return family;
+}
+
 /// Makes the world, and returns after a barrier of all ranks, so no rank needs the store any more to join.
-Communicator wrap(GroupTraits traits, Connection connection, const InitOptions& options, const StorePtr& store) {
-  const auto family = std::make_shared<LinkFamily>();
-  if (store) family->monitor_peers(store, {.rank = connection.link->rank(), .world_size = connection.link->size()});
-  const auto world = world_over(std::move(connection), std::move(traits), family);
+Communicator wrap(GroupTraits traits, Connection connection, const InitOptions& options, const StorePtr& store, const RunStart& start) {
+  const auto world = world_over(std::move(connection), std::move(traits), family_of(start, store));
   world.with_limit(options.start_limit).barrier({.unit = "start"});
   world.reset_traffic();
   return world.with_limit(options.operation_limit);
@@ -94,16 +114,23 @@ struct Introduction {
   std::string device_name;  // see name_on_host()
   std::string host;
   std::string levels;
+  double started;  // run_start()
 };
 
 std::vector<Introduction> introduce(const StorePtr& store, const Identity& identity, const Introduction& own, const StartWait& wait) {
   std::vector<Introduction> ranks;
-  const auto words = fmt::format("{}\n{}\n{}\n{}\n{}", own.transport, own.device.str(), own.device_name, own.host, own.levels);
+  const auto words = fmt::format("{}\n{}\n{}\n{}\n{}\n{:.6f}", own.transport, own.device.str(), own.device_name, own.host, own.levels,
+                                 own.started);
   for (const auto& text : exchange(store, identity, "introduction", words, wait)) {
     std::istringstream lines(text);
-    std::array<std::string, 5> line;
+    std::array<std::string, 6> line;
     for (auto& each : line) std::getline(lines, each);
-    ranks.push_back({.transport = line[0], .device = c10::Device(line[1]), .device_name = line[2], .host = line[3], .levels = line[4]});
+    ranks.push_back({.transport = line[0],
+                     .device = c10::Device(line[1]),
+                     .device_name = line[2],
+                     .host = line[3],
+                     .levels = line[4],
+                     .started = std::stod(line[5])});
   }
   const auto& one = ranks.front();
   for (size_t rank = 0; rank < ranks.size(); rank++) {
@@ -163,6 +190,13 @@ void start_log(int rank) {
   });
 }
 
+/// Returns the world of a process that is all ranks, or the only one.
+Communicator started_alone(Communicator world, const InitOptions& options) {
+  const std::vector<std::string> hosts(static_cast<size_t>(world.size()), own_host(options));
+  start_run(world.record(), start_of(world.local_ranks().front(), world.traits().name, hosts, run_start()));
+  return world;
+}
+
 /// Makes the world of a process that is all ranks, if the options or the environment name an engine for that, or the device of such an
 /// engine. Otherwise returns nothing.
 std::optional<Communicator> world_of_this_process(const InitOptions& options) {
@@ -173,7 +207,7 @@ std::optional<Communicator> world_of_this_process(const InitOptions& options) {
   });
   if (engine == engines().end()) return std::nullopt;
   start_log(0);
-  return engine->alone().with_limit(options.operation_limit);
+  return started_alone(engine->alone().with_limit(options.operation_limit), options);
 }
 
 Communicator lone_world(const InitOptions& options) {
@@ -183,7 +217,7 @@ Communicator lone_world(const InitOptions& options) {
                       transport);
   }
   start_log(0);
-  return self_world(0, device_of(options, transport, 0)).with_limit(options.operation_limit);
+  return started_alone(self_world(0, device_of(options, transport, 0)).with_limit(options.operation_limit), options);
 }
 
 /// The wait of a start that begins now.
@@ -232,12 +266,14 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
   const StorePtr own_store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", next_round(store, identity.rank)), store);
   const auto device = device_of(options, transport, local_rank_from_environment().value_or(identity.rank));
   const auto levels = most_levels();
+  const auto started = run_start();
   const auto ranks = introduce(own_store, identity,
                                {.transport = transport,
                                 .device = device,
                                 .device_name = name_on_host(device),
                                 .host = own_host(options),
-                                .levels = std::to_string(levels)},
+                                .levels = std::to_string(levels),
+                                .started = started},
                                wait);
   std::vector<std::string> host_names;
   for (const auto& each : ranks) host_names.push_back(each.host);
@@ -257,14 +293,19 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
       if (engine.device == device.type() && !device.is_cpu()) trouble = std::move(why);
       continue;
     }
-    if (engine.connect == nullptr) return self_world(0, device).with_limit(options.operation_limit);
+    const auto start = start_of(identity.rank, engine.name, host_names, ranks.front().started);
+    if (engine.connect == nullptr) {
+      const auto family = family_of(start, own_store);
+      return self_world(0, device, family).with_limit(options.operation_limit);
+    }
     if (!trouble.empty()) {
       log(identity.rank == 0 ? LogLevel::Warning : LogLevel::Debug, fmt::format("{}; talking over {} instead", trouble, engine.name));
     }
     auto connection = engine.connect(meeting);
     if (connection.link) {
       if (engine.two_levels && levels == 2) connection = with_two_levels(std::move(connection), meeting);
-      return wrap({.name = std::string(engine.name), .topology = topology, .device = device}, std::move(connection), options, own_store);
+      return wrap({.name = std::string(engine.name), .topology = topology, .device = device}, std::move(connection), options, own_store,
+                  start);
     }
     if (transport != kAuto) throw CommError(connection.why_not);
     trouble = std::move(connection.why_not);
@@ -323,10 +364,15 @@ Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Ini
     const auto prefix = fmt::format("tessera/world{}", next_round(group->getStore(), backend->getRank()));
     store = c10::make_intrusive<c10d::PrefixStore>(prefix, group->getStore());
   }
-  auto topology = find_hosts(*link, options);
+  std::vector<std::string> hosts;
+  double started = 0;
+  for (const auto& words : exchange_over(*link, fmt::format("{:.6f}\n{}", run_start(), own_host(options)), options)) {
+    if (hosts.empty()) started = std::stod(words);
+    hosts.push_back(words.substr(words.find('\n') + 1));
+  }
   const auto device = device_of(options, std::string(kAuto), local_rank_from_environment().value_or(backend->getRank()));
-  return wrap({.name = backend->getBackendName(), .topology = std::move(topology), .device = device}, {.link = std::move(link)}, options,
-              store);
+  return wrap({.name = backend->getBackendName(), .topology = topology_of(hosts), .device = device}, {.link = std::move(link)}, options,
+              store, start_of(backend->getRank(), backend->getBackendName(), hosts, started));
 }
 
 Communicator init(const MpiCommunicator& communicator, const InitOptions& options) {

@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
+#include "tessera/comm/record.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/update_range.h"
 #include "tessera/shard/access/gradients.h"
@@ -129,6 +130,13 @@ void Optimizer::BackwardStep::update(const Settings& settings, Section& section,
 
 Optimizer::~Optimizer() {
   if (backward_step_) backward_step_->forget_optimizer();
+  if (!record_) return;
+  record_->remove_optimizer(this);
+  for (const auto& group : groups_) {
+    for (const auto& section : group.sections) {
+      for (const auto& state : section.state) record_->optimizer_bytes -= static_cast<int64_t>(state.nbytes());
+    }
+  }
 }
 
 void Optimizer::step_in_backward() {

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/record_function.h>
 #include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
@@ -19,6 +18,8 @@
 #include "tessera/base/paging_key.h"
 #include "tessera/comm/calling.h"
 #include "tessera/comm/groups/group_list.h"
+#include "tessera/comm/recorded.h"
+#include "tessera/comm/run_facts.h"
 #include "tessera/comm/simulation.h"
 #include "tessera/shard/access/gradients.h"
 #include "tessera/shard/access/shard_place.h"
@@ -129,6 +130,8 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std:
   }
   if (seen.empty()) throw UsageError("an optimizer was given no parameters");
   if (worlds_.empty()) warn_of_ranks_apart(parameters_);
+  record_ = worlds_.empty() ? first_record() : worlds_.front().record();
+  if (record_) record_->add_optimizer();
 }
 
 std::vector<Optimizer::Section> Optimizer::sections_of(std::vector<at::Tensor> parameters) const {
@@ -185,6 +188,7 @@ void Optimizer::make_state(Section& section) const {
       return at::zeros({(section.flat.numel() + kind.block - 1) / kind.block}, options);
     };
     section.state.push_back(disk_ ? zeros_on_disk(zeros(like.device(at::kMeta)), like, *disk_) : zeros(like));
+    if (record_) record_->optimizer_bytes += static_cast<int64_t>(section.state.back().nbytes());
   }
 }
 
@@ -310,8 +314,14 @@ WriteKind Optimizer::kind_of_write() const {
 
 void Optimizer::step() {
   const Calling calling("optimizer.step");
-  at::RecordFunction recorded(at::RecordScope::USER_SCOPE);
-  if (recorded.isActive()) recorded.before("tessera::step");
+  {
+    const Recorded recorded(record_.get(), Activity::Optimizer, "step");
+    update_all();
+  }
+  if (record_) record_->end_step(this);
+}
+
+void Optimizer::update_all() {
   expect_idle("step()");
   expect_all_synced();
   const c10::AutoGradMode no_grad(false);

@@ -162,6 +162,7 @@ class Optimizer {
   void make_state(Section& section) const;
   void step_section(const Settings& settings, Section& section, const WriteGuard& guard);
   WriteKind kind_of_write() const;
+  void update_all();
   bool end_backward_step();
   void refuse_in_backward(std::string_view what) const;
   std::span<const std::shared_ptr<Unit>> units_with_gradients();
@@ -181,6 +182,7 @@ class Optimizer {
   at::Tensor factor_;                            // multiplies the next step's gradients; undefined for 1
   uint64_t recoveries_ = 0;                      // recoveries_of() when factor_ was set
   std::vector<Communicator> worlds_;             // the worlds of the sharded parameters' meshes; nearly always one
+  std::shared_ptr<Record> record_;               // of this rank; null if there is no world
   std::vector<at::Tensor> parameters_;           // the parameters of all groups
   std::vector<std::shared_ptr<Unit>> units_;     // the units of the current step; a member only so that its memory is reused
   std::shared_ptr<BackwardStep> backward_step_;  // null unless the optimizer steps in backward

@@ -2,6 +2,11 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
+
+namespace tessera {
+class Record;
+}
 
 namespace tessera::train {
 
@@ -12,11 +17,12 @@ struct ProfileOptions {
 };
 
 /// While a Profile exists, libtorch's profiler records the operators of this thread and of the backward passes that the thread starts, and also
-/// Tessera's waits ("tessera::unshard layers.3"). A process can have one Profile at a time. The profiler does not record the shapes of inputs,
+/// Tessera's waits ("tessera::unshard layers.3"). finish() adds the record of the rank, on the same clock. A process can have one Profile at a
+/// time. The profiler does not record the shapes of inputs,
 /// because it would read parameters before they are gathered for their operator.
 class [[nodiscard]] Profile {
  public:
-  Profile(const ProfileOptions& options, int rank);
+  Profile(const ProfileOptions& options, std::shared_ptr<const Record> record);
   Profile(const Profile&) = delete;
   Profile& operator=(const Profile&) = delete;
   ~Profile();  // calls finish(); errors become warnings
@@ -27,6 +33,8 @@ class [[nodiscard]] Profile {
 
  private:
   std::filesystem::path path_;
+  std::shared_ptr<const Record> record_;
+  double began_;  // unix time
   bool runs_ = false;
 };
 

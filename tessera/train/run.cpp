@@ -224,7 +224,7 @@ std::optional<data::Samples> Run::next() {
     is_in_batch_ = true;
     parts_->batches++;
     if (!options_.trace.empty() && parts_->batches == kFirstTraced)
-      parts_->profile.emplace(ProfileOptions{.output_trace_dir = options_.trace}, trainer_.process_index());
+      parts_->profile.emplace(ProfileOptions{.output_trace_dir = options_.trace}, trainer_.world().record());
     auto samples = loader_.next();
     const auto step = steps_before_ + 1;
     // If no step of the epoch has been reported, its last step is due.

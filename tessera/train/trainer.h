@@ -243,7 +243,7 @@ class Trainer {
   void add_tracker(std::unique_ptr<train::Reporter> tracker) { trackers_.push_back(std::move(tracker)); }
   /// Records what this rank does until the result is destroyed, and writes it to FOLDER/profile_RANK.json: const auto profile =
   /// trainer.profile();
-  train::Profile profile(const train::ProfileOptions& options = {}) const { return {options, world_.local_ranks().front()}; }
+  train::Profile profile(const train::ProfileOptions& options = {}) const { return {options, world_.record()}; }
 
   /// Forgets everything that was prepared and registered, so that it may be destroyed and other objects may be prepared.
   void free_memory();

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
@@ -239,6 +241,16 @@ TEST(TrainerRanks, WriteWhatARankDoes) {
     const auto trace = read_file(folder / "trace/profile_0.json");
     for (const auto* name : {"traceEvents", "aten::addmm", "AddmmBackward0", "tessera::unshard ", "tessera::reduce ", "tessera::step"})
       EXPECT_THAT(trace, HasSubstr(name));
+    // The record and the profiler saw the first wait at the same time.
+    const auto events = nlohmann::json::parse(trace).at("traceEvents");
+    const auto time_of = [&](const char* category, const std::string& start) {
+      return std::ranges::find_if(events, [&](const auto& event) {
+               return event.value("cat", "") == category && event.at("name").template get<std::string>().starts_with(start);
+             })
+          ->at("ts")
+          .template get<double>();
+    };
+    EXPECT_NEAR(time_of("unshard", "unshard"), time_of("user_annotation", "tessera::unshard "), 1e6);
     {
       auto next = trainer.profile({.output_trace_dir = folder / "next"});
       squared_output(net, 1);

@@ -5,13 +5,16 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "tessera/base/env.h"
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
 #include "tessera/base/launcher.h"
+#include "tessera/base/run_folder.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/config/explain.h"
@@ -46,7 +49,7 @@ void refuse_to_be_a_rank() {
 struct LaunchFlags {
   int ranks = 1, threads = 0, grace = 10, node_timeout = 15, max_restarts = 0, min_ranks = 0;
   bool standalone = false, quiet = false;
-  std::string endpoint, logs, tee = "both";
+  std::string endpoint, logs, record, tee = "both";
   const std::shared_ptr<std::vector<std::string>> remarks = std::make_shared<std::vector<std::string>>();
 
   /// Reads the value of --nproc-per-node: a number, or one of torchrun's words for it.
@@ -127,6 +130,12 @@ std::vector<std::string> keys_for_ranks(const config::Settings& settings) {
   return names;
 }
 
+/// The folder in which the ranks record the run, if they do.
+std::optional<std::filesystem::path> folder_of(const LaunchPlan& plan) {
+  const auto given = plan.environment.find(kRunVariable);
+  return given != plan.environment.end() ? given->second : run_folder();
+}
+
 LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Settings settings) {
   constexpr int kUsualPort = 29500;
   if (!flags.endpoint.empty()) read_endpoint(flags.endpoint, settings);
@@ -149,6 +158,8 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
                      .logs = flags.logs,
                      .tee = kTees.at(flags.tee),
                      .quiet = flags.quiet};
+  if (!flags.record.empty()) plan.environment[kRunVariable] = std::filesystem::absolute(flags.record).string();
+  if (const auto folder = folder_of(plan)) (void)run_to_continue(*folder, 0);
   if (plan.command.empty()) throw ConfigError("launch needs a program to start: tessera launch --nproc-per-node N PROGRAM ARGS...");
   if (const auto gpus = settings.text("gpu_ids"); gpus != "all") plan.gpus = gpus;
   const bool on_xla = settings.text("distributed_type") == "XLA" || env("TESSERA_TRANSPORT") == "xla" || env("TESSERA_DEVICE") == "xla";
@@ -186,6 +197,7 @@ int launch(const LaunchPlan& plan, const config::Settings& settings, const std::
   }
   if (const auto warning = warning_of_unknown_env()) say(*warning);
   const int status = run_attempts(plan, console);
+  if (const auto folder = folder_of(plan); folder && plan.node == 0) end_run(*folder, status);
   console.finish();
   if (const auto trouble = console.out().trouble()) {
     console.err().write(fmt::format("launch: standard output {}\n", *trouble));
@@ -238,6 +250,11 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
       ->type_name("S")
       ->capture_default_str()
       ->check(from_to(2, 86'400));
+  command
+      ->add_option("--record", flags->record,
+                   "Leave the record of the run in FOLDER (TESSERA_RECORD): facts, a line a second, and traces. A run that has failed or was "
+                   "interrupted is continued there")
+      ->type_name("FOLDER");
   auto* standalone =
       command->add_flag("--standalone", flags->standalone, "All ranks are on this host, which is so in any case unless --nnodes is given");
   command->add_flag("-q,--quiet", flags->quiet, "Print no messages of launch itself, except about what goes wrong");

@@ -117,14 +117,14 @@ Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limi
   envelope.sequence = sequence_++;
   now_ = envelope;
   const Launch start{.unit = now_.unit.view(), .inputs = std::move(inputs), .end = Clock::now() + limit};
-  const auto recorded = family_->recorder().begin(number_, envelope);
-  auto outcome = FlightRecorder::Outcome::Failed;
-  const auto record = c10::make_scope_exit([&] { family_->recorder().end(recorded, outcome); });
+  const auto recorded = family_->record()->begin(number_, envelope);
+  auto outcome = Record::Outcome::Failed;
+  const auto record = c10::make_scope_exit([&] { family_->record()->end(recorded, outcome); });
   try {
     agree(envelope, known, start.end);
     record_recovery(world_rank());  // this rank has survived all earlier failures
     auto ready = run_agreed(envelope, start, act);
-    outcome = FlightRecorder::Outcome::Done;
+    outcome = Record::Outcome::Done;
     if (!ready.passed()) under_way_.push_back({.ready = ready, .envelope = envelope, .limit = limit, .end = start.end});
     return ready;
   } catch (const LinkFailure& failure) {

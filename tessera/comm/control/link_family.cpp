@@ -4,6 +4,7 @@
 #include <string>
 
 #include "tessera/base/launch_record.h"
+#include "tessera/comm/control/flight_report.h"
 
 namespace tessera {
 namespace {

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/comm/control/flight_recorder.h"
 #include "tessera/comm/control/peer_monitor.h"
 #include "tessera/comm/host/link.h"
+#include "tessera/comm/record.h"
 #include "tessera/comm/transport.h"
 
 namespace tessera {
@@ -19,9 +19,9 @@ namespace tessera {
 class LinkFamily {
  public:
   void add(const std::shared_ptr<Link>& link, const std::shared_ptr<Transport>& transport);
-  FlightRecorder& recorder() { return *recorder_; }
+  const std::shared_ptr<Record>& record() const { return record_; }
   /// Makes report() log what all ranks that have met in the store have recorded. Before this call, report() does nothing.
-  void monitor_peers(const StorePtr& store, const Identity& identity) { monitor_.emplace(store, identity, recorder_); }
+  void monitor_peers(const StorePtr& store, const Identity& identity) { monitor_.emplace(store, identity, record_); }
   void report(std::string_view incident, std::string_view reason) const noexcept {
     if (monitor_) monitor_->report(incident, reason);
   }
@@ -46,7 +46,7 @@ class LinkFamily {
 
   std::mutex mutex_;
   std::vector<Member> members_;
-  const std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
+  const std::shared_ptr<Record> record_ = std::make_shared<Record>();
   std::optional<PeerMonitor> monitor_;
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <csignal>
 #include <mutex>
@@ -11,12 +12,15 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/control/flight_report.h"
+#include "tessera/comm/trace.h"
 
 namespace tessera {
 namespace {
 
-using Time = FlightRecorder::Clock;
+using Time = std::chrono::steady_clock;
 
 constexpr auto kPollRequests = std::chrono::seconds(1);
 constexpr auto kPatience = std::chrono::seconds(3);  // how long to wait for ranks to answer
@@ -41,6 +45,7 @@ void take_signal() {
   });
 }
 
+constexpr auto kSignal = "signal-";  // how the name of an incident begins if a signal has asked
 constexpr auto kRequests = "flight/requests";  // the key under which the store counts requests
 
 std::string request_key(int64_t number) {
@@ -60,8 +65,9 @@ struct PeerMonitor::State {
 
   StorePtr store;
   Identity identity;
-  std::shared_ptr<const FlightRecorder> recorder;
+  std::shared_ptr<const Record> record;
   std::set<int64_t> answered = {};  // numbers of the requests that this rank has answered
+  std::set<std::string> told = {};  // the incidents of these requests
 
   std::mutex mutex;  // guards the members below
   std::condition_variable changed;
@@ -104,11 +110,22 @@ struct PeerMonitor::State {
       answer(store->get_to_str(request_key(number)));
       answered.insert(number);
     }
-    // If the process has several worlds, one of them answers the signal.
-    if (signals_seen.exchange(0) > 0) investigate({.name = fmt::format("signal-{}-{}", identity.rank, requests), .reason = "SIGUSR2"});
+    // If the process has several worlds, one of them answers the signal. Ranks that get it at the same time make one report.
+    if (signals_seen.exchange(0) > 0) investigate({.name = fmt::format("{}{}", kSignal, requests), .reason = "SIGUSR2"});
   }
 
-  void answer(const std::string& incident) const { store->set(answer_key(incident, identity.rank), recorder->to_json()); }
+  void answer(const std::string& incident) {
+    if (!told.insert(incident).second) return;
+    store->set(answer_key(incident, identity.rank), flight_answer(record->snapshot(), trace(incident)));
+  }
+
+  /// Writes the trace if the incident asks for it, and returns where.
+  std::string trace(const std::string& incident) const try {
+    if (!incident.starts_with(kSignal) && record->trace_folder.empty()) return {};
+    return write_trace(*record).string();
+  } catch (const std::exception& error) {
+    return first_line(error);
+  }
 
   /// Asks all ranks for their records. The first rank that reports the incident logs the text, and other ranks that report it wait until
   /// the text is logged.
@@ -147,12 +164,12 @@ struct PeerMonitor::State {
   }
 };
 
-PeerMonitor::PeerMonitor(const StorePtr& store, const Identity& identity, std::shared_ptr<const FlightRecorder> recorder)
+PeerMonitor::PeerMonitor(const StorePtr& store, const Identity& identity, std::shared_ptr<const Record> record)
     : state_(std::make_shared<State>()) {
   take_signal();
   state_->store = store->clone();  // a connection of its own, so that neither the program nor the thread waits for a request of the other
   state_->identity = identity;
-  state_->recorder = std::move(recorder);
+  state_->record = std::move(record);
   std::thread([state = state_] {
     try {
       state->run();

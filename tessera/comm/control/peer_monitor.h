@@ -1,4 +1,4 @@
-// PeerMonitor: combines the flight recorders of all ranks in a report when ranks wait in vain, disagree, or get SIGUSR2.
+// PeerMonitor: combines the records of all ranks in a report when ranks wait in vain, disagree, or get SIGUSR2.
 #pragma once
 
 #include <map>
@@ -7,15 +7,16 @@
 #include <string_view>
 
 #include "tessera/base/launcher.h"
-#include "tessera/comm/control/flight_recorder.h"
 #include "tessera/comm/host/rendezvous.h"
+#include "tessera/comm/record.h"
 
 namespace tessera {
 
-/// Answers other ranks in a thread of its own, even while this rank computes or hangs. The thread looks into the store once a second.
+/// Answers other ranks in a thread of its own, even while this rank computes or hangs. The thread looks into the store once a second. After
+/// SIGUSR2 to any rank, and at any incident of a run that is recorded, each rank writes its trace.
 class PeerMonitor {
  public:
-  PeerMonitor(const StorePtr& store, const Identity& identity, std::shared_ptr<const FlightRecorder> recorder);
+  PeerMonitor(const StorePtr& store, const Identity& identity, std::shared_ptr<const Record> record);
   PeerMonitor(const PeerMonitor&) = delete;
   PeerMonitor& operator=(const PeerMonitor&) = delete;
   ~PeerMonitor();

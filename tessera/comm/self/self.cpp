@@ -41,11 +41,11 @@ class LoneTransport final : public Transport {
 
 }  // namespace
 
-Communicator self_world(int world_rank, std::optional<c10::Device> wanted) {
+Communicator self_world(int world_rank, std::optional<c10::Device> wanted, std::shared_ptr<LinkFamily> family) {
   const auto device = own_device(wanted.value_or(default_device()), local_rank_from_environment().value_or(0));
   const GroupTraits traits{.name = "self", .world_ranks = {world_rank}, .device = device};
-  if (device.is_cpu()) return world_over({.link = std::make_unique<LoopbackLink>(0, traits.world_ranks)}, traits);
-  return world_over({.transport = std::make_unique<LoneTransport>(traits)}, traits);
+  if (device.is_cpu()) return world_over({.link = std::make_unique<LoopbackLink>(0, traits.world_ranks)}, traits, std::move(family));
+  return world_over({.transport = std::make_unique<LoneTransport>(traits)}, traits, std::move(family));
 }
 
 }  // namespace tessera

@@ -1,7 +1,6 @@
 #include "tessera/shard/gradients/gradient_reduction.h"
 
 #include <ATen/ATen.h>
-#include <ATen/record_function.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -16,6 +15,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/pinned_memory.h"
 #include "tessera/comm/calling.h"
+#include "tessera/comm/recorded.h"
 #include "tessera/shard/storage/storage_tag.h"
 
 namespace tessera {
@@ -290,6 +290,7 @@ void GradientReduction::drop_memory(const Unit::Group& group) {
 /// Gives the sink its share of the mean.
 void GradientReduction::give_to_sink(const PartOfMean& mean) {
   const auto share = std::exchange(pass_.share, {});
+  const Recorded step(unit_.mesh().world().record().get(), Activity::Optimizer, "step", unit_.name());
   share.sink->take(unit_.shared_from_this(), share.shards, [&](const at::Tensor& part, const at::Tensor& target) {
     const auto piece = std::ranges::find(share.groups, tag_of(part)->group) - share.groups.begin();
     mean(static_cast<size_t>(piece), part.storage_offset(), target);
@@ -358,7 +359,7 @@ void GradientReduction::finish() {
 
 void GradientReduction::finish_sum() {
   if (!unit_.flags().is_reducing || !arriving_.empty()) return;
-  RECORD_USER_SCOPE(fmt::format("tessera::reduce {}", unit_.name()));
+  const Recorded wait(unit_.mesh().world().record().get(), Activity::Reduce, "reduce", unit_.name());
   const auto works = std::exchange(pass_.works, {});
   const auto reduced = std::exchange(pass_.reduced, {});
   try {

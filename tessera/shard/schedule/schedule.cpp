@@ -12,6 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/tied.h"
+#include "tessera/comm/record.h"
 #include "tessera/comm/simulation.h"
 #include "tessera/shard/dispatch/watcher.h"
 #include "tessera/shard/schedule/unit_state.h"
@@ -101,6 +102,7 @@ void Schedule::end_backward(uint64_t number, bool complete) {
   watch_->earlier.note_end_of_pass();
   if (complete && settings_.tracing.cuts_after_backward) settings_.world.step_done();
   if (auto* const simulation = Simulation::current(); simulation != nullptr && complete) simulation->backward_done();
+  if (complete) settings_.world.record()->end_backward(this);
 }
 
 void Schedule::visit(Unit& unit) {
@@ -117,8 +119,12 @@ void Schedule::visit(Unit& unit) {
 template <class Change>
 void Schedule::change(const Unit& unit, const Change& change) {
   auto& state = state_of(unit);
-  live_counters_.live_bytes -= state.held_bytes();
-  const auto count = [&] { live_counters_.live_bytes += state.held_bytes(); };
+  const auto before = state.held_bytes();
+  const auto count = [&] {
+    const auto now = state.held_bytes();
+    live_counters_.live_bytes += now - before;
+    settings_.world.record()->add_unsharded(static_cast<int64_t>(now - before));
+  };
   try {
     change(state);
   } catch (...) {
@@ -412,7 +418,7 @@ void Schedule::expect_writable(const Unit& unit) const {
 
 void Schedule::done_reading(Unit& unit) {
   const auto held = lock();
-  unit.mesh().world().enter("a write to the shards", unit.name());
+  unit.mesh().world().enter(kWriting, unit.name());
   finish_reductions();
   if (!unit.flags().is_pinned()) reshard(unit);
   state_of(unit).versions.done_reading();
@@ -482,6 +488,43 @@ void Schedule::join(Unit& unit, std::shared_ptr<UnitState> state) {
   unit.attach(shared_from_this(), std::move(state));
   state_of(unit).reduction.watch(watch_);
   members_.push_back(&unit);
+  if (std::exchange(is_recorded_, true)) return;
+  settings_.world.record()->add_model([weak = weak_from_this()](ModelFigures& figures) {
+    const auto schedule = weak.lock();
+    if (schedule) schedule->count(figures);
+    return schedule != nullptr;
+  });
+}
+
+void Schedule::count(ModelFigures& figures) {
+  const auto held = lock();
+  auto& [all, memory, sums] = figures;
+  sums["misses"] += misses_;
+  memory["unsharded"] += live_counters_.peak_bytes;
+  const bool has_root = std::ranges::any_of(members_, [](Unit* unit) { return state_of(*unit).is_root; });
+  for (auto* unit : members_) {
+    const auto& counters = unit->counters();
+    sums["gathers"] += counters.gathers;
+    sums["reductions"] += counters.reductions;
+    sums["gathered_bytes"] += counters.gathered_bytes;
+    sums["cancelled"] += counters.cancelled;
+    auto& own = all.emplace_back();
+    own.name = unit->name();
+    own.unsharded = unit->memory().unsharded_bytes(unit->buffers());
+    own.residence = unit->memory().residence;
+    own.depth = std::ranges::count_if(members_, [&](Unit* other) { return unit->name().starts_with(other->name() + "."); });
+    if (has_root && !state_of(*unit).is_root) own.depth++;
+    for (const auto& group : unit->groups()) {
+      own.shard += group.own.nbytes();
+      const std::string dtype = c10::toString(group.unsharded_dtype);
+      if (own.dtype.find(dtype) == std::string::npos) own.dtype += (own.dtype.empty() ? "" : "+") + dtype;
+      for (const auto& parameter : group.parameters) own.parameters += parameter.span.numel;
+      for (const auto& parameter : group.listed()) {
+        if (const auto& gradient = parameter.shard.grad(); gradient.defined()) memory["gradients"] += gradient.nbytes();
+      }
+    }
+    memory["shards"] += own.shard;
+  }
 }
 
 const Unit* Schedule::member_outside(std::span<const std::shared_ptr<Unit>> units) const {
@@ -513,7 +556,10 @@ void Schedule::take_over(Unit& unit) {
 
 void Schedule::forget(const Unit& unit, uint64_t held_bytes) {
   const auto held = lock();
-  if (std::erase(live_, &unit) + std::erase(partly_, &unit) > 0) live_counters_.live_bytes -= held_bytes;
+  if (std::erase(live_, &unit) + std::erase(partly_, &unit) > 0) {
+    live_counters_.live_bytes -= held_bytes;
+    settings_.world.record()->add_unsharded(-static_cast<int64_t>(held_bytes));
+  }
   if (reducing_ == &unit) reducing_ = nullptr;
   std::erase(arriving_, &unit);
   std::erase(written_, &unit);

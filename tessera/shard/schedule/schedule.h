@@ -26,6 +26,8 @@ class Module;
 
 namespace tessera {
 
+struct ModelFigures;
+
 using WeakModule = std::weak_ptr<const torch::nn::Module>;
 
 /// Settings for all units of a model, from the outermost fully_shard call.
@@ -133,6 +135,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   // The caller of a private function holds the lock.
   static UnitState& state_of(const Unit& unit) { return *unit.state_; }
   void join(Unit& unit, std::shared_ptr<UnitState> state);
+  /// Adds the figures of the units to those of this rank.
+  void count(ModelFigures& figures);
   /// `held_bytes`: the memory that the unit has beyond its shards.
   void forget(const Unit& unit, uint64_t held_bytes);
   Pass pass_now() const;
@@ -182,6 +186,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   uint64_t misses_ = 0;
   const std::shared_ptr<GradientWatch> watch_;
   std::vector<Unit*> members_;
+  bool is_recorded_ = false;  // whether the record of this rank knows the schedule
   Sweep sweep_;
   std::vector<WeakModule> watched_;
   uint64_t looked_at_ = 0;  // pass_number() at the last watched_once()

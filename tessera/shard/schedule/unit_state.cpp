@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/record_function.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "tessera/base/paging_key.h"
 #include "tessera/base/words.h"
 #include "tessera/comm/groups/same_on_all.h"
+#include "tessera/comm/recorded.h"
 #include "tessera/shard/storage/paged_tensor.h"
 
 namespace tessera {
@@ -58,7 +58,7 @@ void UnitState::unshard(std::span<at::Tensor> operands) {
 }
 
 void UnitState::wait_for_unshard() {
-  RECORD_USER_SCOPE(fmt::format("tessera::unshard {}", unit_.name()));
+  const Recorded wait(unit_.mesh().world().record().get(), Activity::Unshard, "unshard", unit_.name());
   for (const auto& work : unsharding_) work.wait();
   unsharding_.clear();
   std::exchange(published_, {}).wait();

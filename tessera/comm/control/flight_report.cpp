@@ -1,11 +1,11 @@
-#include "tessera/comm/control/flight_recorder.h"
+#include "tessera/comm/control/flight_report.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 
-#include "tessera/base/last_words.h"
 #include "tessera/base/words.h"
 
 namespace tessera {
@@ -13,8 +13,6 @@ namespace {
 
 using nlohmann::json;
 
-// The only phase whose end is recorded: the library can't see where a forward pass ends.
-constexpr std::string_view kInBackward = "backward";
 constexpr std::array<const char*, 3> kOutcomes = {"running", "done", "failed"};
 
 std::string time_text(double seconds) {
@@ -35,9 +33,10 @@ struct Rank {
   std::string place;
   double since = 0;
   bool inside = false;
+  std::string trace;
   std::vector<Line> operations;  // the oldest first
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Rank, place, since, inside, operations)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Rank, place, since, inside, trace, operations)
 
 std::string where(const Rank& rank) {
   const auto place = [&] {
@@ -79,44 +78,19 @@ std::string differences(const std::map<int, Rank>& ranks) {
 
 }  // namespace
 
-void FlightRecorder::enter(std::string_view phase, std::string_view unit) {
-  const std::lock_guard lock(mutex_);
-  is_inside_ = phase == kInBackward;
-  entered_ = Clock::now();
-  if (phase.empty()) return;
-  phase_.assign_suffix(phase);
-  unit_.assign_suffix(unit);
-  note_place(phase, unit);
-}
-
-uint64_t FlightRecorder::begin(uint64_t group, const Envelope& envelope) {
-  const std::lock_guard lock(mutex_);
-  ring_[begun_ % ring_.size()] = {.group = group, .envelope = envelope, .began = Clock::now(), .outcome = Outcome::Running};
-  return begun_++;
-}
-
-void FlightRecorder::end(uint64_t operation, Outcome outcome) {
-  const std::lock_guard lock(mutex_);
-  if (begun_ - operation > ring_.size()) return;  // later operations have taken its place
-  auto& known = ring_[operation % ring_.size()];
-  known.ended = Clock::now();
-  known.outcome = outcome;
-}
-
-std::string FlightRecorder::to_json() const {
-  const std::lock_guard lock(mutex_);
-  const auto now = Clock::now();
-  const auto seconds = [](Clock::duration duration) { return std::chrono::duration<double>(duration).count(); };
-  Rank own{.place = std::string(phase_.view()), .since = seconds(now - entered_), .inside = is_inside_, .operations = {}};
-  if (!unit_.empty()) own.place += fmt::format(" of '{}'", unit_.view());
-  for (auto number = begun_ - std::min<uint64_t>(begun_, ring_.size()); number < begun_; number++) {
-    const auto& [group, envelope, began, ended, outcome] = ring_[number % ring_.size()];
-    own.operations.push_back({.group = group,
-                              .sequence = envelope.sequence,
-                              .what = envelope.describe(),
-                              .outcome = kOutcomes[static_cast<size_t>(outcome)],
-                              .ago = seconds(now - began),
-                              .took = outcome == Outcome::Running ? 0 : seconds(ended - began)});
+std::string flight_answer(const Record::Snapshot& snapshot, const std::string& trace) {
+  Rank own{.place = snapshot.place,
+           .since = snapshot.now - snapshot.entered,
+           .inside = snapshot.is_inside,
+           .trace = trace,
+           .operations = {}};
+  for (const auto& [entry, what] : snapshot.operations) {
+    own.operations.push_back({.group = entry.group,
+                              .sequence = entry.sequence,
+                              .what = what,
+                              .outcome = kOutcomes[static_cast<size_t>(entry.outcome)],
+                              .ago = snapshot.now - entry.began,
+                              .took = entry.ended - entry.began});
   }
   return json(own).dump(-1, ' ', false, json::error_handler_t::replace);
 }
@@ -143,6 +117,9 @@ std::string flight_report(const std::map<int, std::string>& texts, int world_siz
       const auto took = line->outcome == "running" ? std::string() : fmt::format(", took {}", time_text(line->took));
       report += fmt::format("  {} {}: {}, began {} ago{}\n", line->sequence, line->what, line->outcome, time_text(line->ago), took);
     }
+  }
+  for (const auto& [number, rank] : ranks) {
+    if (!rank.trace.empty()) report += fmt::format("the trace of rank {}: {}\n", number, rank.trace);
   }
   if (report.ends_with('\n')) report.pop_back();  // the log adds the end of the line
   return report;

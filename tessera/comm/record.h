@@ -1,0 +1,165 @@
+// Record: the last things that a rank has done. Reports about ranks that hang, log lines of units, counters and traces are made from it.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/no_copy.h"
+#include "tessera/comm/operation.h"
+
+namespace tessera {
+
+struct Envelope;
+
+/// A unit of a model, and the figures of all models of a rank, for the files of a run.
+struct UnitFigures {
+  std::string name;
+  int64_t parameters = 0;
+  uint64_t unsharded = 0, shard = 0;  // bytes
+  std::string dtype, residence;
+  int64_t depth = 0;
+};
+struct ModelFigures {
+  std::vector<UnitFigures> units;
+  std::map<std::string, uint64_t> memory;    // bytes by kind; `unsharded` is a peak
+  std::map<std::string, uint64_t> counters;  // as ModelCounters has them
+};
+
+/// The kinds of entries. Unshard and Reduce are waits of the program's thread.
+enum class Activity : uint8_t { Pass, Unit, Unshard, Reduce, Optimizer, Operation, Memory };
+
+/// The phase in which shards change. It belongs to no pass.
+inline constexpr std::string_view kWriting = "a write to the shards";
+
+/// All groups of a rank share one Record, a ring of its last entries. Threads may use it at the same time. Recording takes less than a
+/// microsecond, and allocates memory only for names that are new.
+class Record : NoCopy {
+ public:
+  enum class Outcome : uint8_t { Running, Done, Failed };
+  struct Entry {
+    double began, ended;              // of seconds_now()
+    const std::string *name, *phase;  // of the unit and of the pass, or null; the record keeps the texts
+    uint64_t group, sequence, bytes;
+    Activity activity;
+    Operation operation;
+    Outcome outcome;
+  };
+  /// Seconds of the program's thread, each counted once, since the last take_times().
+  struct Times {
+    double compute = 0, unshard = 0, reduce = 0, optimizer = 0, other = 0;
+    uint64_t steps = 0;
+  };
+  struct Snapshot {
+    std::vector<Entry> entries;                             // the oldest first
+    std::vector<std::pair<Entry, std::string>> operations;  // the last ones, with their descriptions
+    std::string place;                                      // place()
+    bool is_inside = false;                                 // whether the program is still there for certain
+    double entered = 0, now = 0;
+    double to_unix = 0;  // what a time of an entry lacks to unix time
+  };
+
+  Record();
+  ~Record();
+
+  /// Records where the program is: "backward" of unit "layers.3". An empty phase says that the previous phase has ended.
+  void enter(std::string_view phase, std::string_view unit);
+  /// Records that a wait or an optimizer's step begins. An optimizer that names a unit steps in backward. Returns the entry for end().
+  uint64_t begin(Activity activity, std::string_view unit);
+  /// Records that an operation of a group begins. `group` is the same number on all ranks of the group.
+  uint64_t begin(uint64_t group, const Envelope& envelope);
+  void end(uint64_t entry, Outcome outcome = Outcome::Done);
+  void note_memory(std::string_view kind, uint64_t bytes);
+  /// Notes that units take more or less memory beyond their shards.
+  void add_unsharded(int64_t bytes) {
+    if (bytes != 0) note_memory("unsharded", static_cast<uint64_t>(unsharded_ += bytes));
+  }
+
+  /// Steps of training are counted by the optimizer that steps first, or where Tessera has none, by the backward passes of one model.
+  void add_optimizer() { optimizers_++; }
+  void remove_optimizer(const void* optimizer);
+  void end_step(const void* optimizer);
+  void end_backward(const void* model) {
+    if (optimizers_ == 0) end_step(model);
+  }
+  std::atomic<int64_t> optimizer_bytes = 0;  // memory of the optimizers' state
+
+  /// Adds a model. `count` adds its figures, or returns false when the model is gone.
+  void add_model(std::function<bool(ModelFigures&)> count);
+  ModelFigures figures();
+  /// `act` runs in the thread that ends a step.
+  void on_step(std::function<void()> act) { on_step_ = std::move(act); }
+
+  Times take_times();
+  /// Where the program is: "backward of 'layers.3'".
+  std::string place() const;
+  Snapshot snapshot() const;
+
+  /// Set by tessera::init before other threads use the record.
+  int rank = 0;
+  std::string host = {};
+  double started = 0;             // unix time from which traces count
+  std::string trace_folder = {};  // empty unless the run is recorded
+
+ private:
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+  };
+  struct Open {
+    uint64_t entry;
+    Activity activity;
+  };
+  struct Details;
+
+  const std::string* kept(std::string_view text);
+  uint64_t add(Activity activity, double now, const std::string* name, const std::string* phase = nullptr);
+  /// The entry of this number, or null if later ones have taken its place.
+  Entry* at(uint64_t entry);
+  void leave(uint64_t& open, double now, std::vector<Entry>* over);
+  void leave_pass(double now, std::vector<Entry>* over);
+  void spend(double now);
+  void sample_memory(double now);
+  void tell(const std::vector<Entry>& over) const;
+  std::string place_now() const;
+
+  mutable std::mutex mutex_;
+  const std::unique_ptr<Entry[]> ring_;
+  uint64_t count_ = 0;  // number of entries so far; the ring has the last of them
+  std::vector<Details> details_;
+  uint64_t operations_ = 0;
+  std::unordered_set<std::string, Hash, std::equal_to<>> names_;
+  std::string_view phase_, unit_;  // texts in names_
+  bool is_inside_ = false;
+  double entered_ = 0;
+  const double to_unix_;
+  uint64_t pass_ = 0, unit_entry_ = 0;  // the entries that are open, plus 1; 0: none
+  const std::string* pass_name_ = nullptr;
+  c10::SmallVector<Open, 8> open_;
+  Times times_;
+  double since_ = 0;  // until when times_ counts; 0 before the first pass
+  std::atomic<double> sampled_ = 0;
+  std::atomic<int64_t> unsharded_ = 0;
+  std::atomic<int> optimizers_ = 0;
+  std::atomic<uint64_t> steps_ = 0;
+  const void* counts_steps_ = nullptr;
+  std::function<void()> on_step_;
+  std::mutex models_mutex_;
+  std::vector<std::function<bool(ModelFigures&)>> models_;
+};
+
+/// The memory of this process in bytes. Memory that ranks share counts fully.
+uint64_t resident_bytes();
+
+}  // namespace tessera

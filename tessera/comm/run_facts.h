@@ -1,0 +1,35 @@
+// The files that a rank leaves in the folder of TESSERA_RECORD: facts about the run, a line each second, and the trace.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+class Communicator;
+class Record;
+
+/// Merges the members of an object into run.json: {{"flops_per_step", 1e12}, {"peak_flops", 2e14}}. Only the rank that writes the file does
+/// something, and only if the run of this world is recorded. Throws UsageError if `facts` is not an object.
+void record_facts(const Communicator& world, const nlohmann::json& facts);
+
+/// The unix time from which the times in traces count: the start of this process, or of the run that it continues. Throws ConfigError if
+/// the folder of TESSERA_RECORD has a finished run.
+double run_start();
+
+struct RunStart {
+  int rank = 0, world = 1;
+  std::string engine;
+  std::vector<std::string> hosts;  // of each rank
+  double started = 0;              // run_start() of rank 0
+};
+/// Names the record. If TESSERA_RECORD is set and this is the first world of the process, writes the files until the process ends. Throws
+/// IoError if the folder can't be written.
+void start_run(const std::shared_ptr<Record>& record, const RunStart& start);
+
+/// The record of the first world of this process; null before there is one.
+std::shared_ptr<Record> first_record();
+
+}  // namespace tessera
