@@ -15,7 +15,7 @@ ROOMS = {
     "comm": {"base"},
     "simulate": {"base", "comm"},
     "shard": {"base", "comm"},
-    "optim": {"base", "comm", "simulate", "shard"},
+    "optim": {"base", "comm", "shard"},
     "nn": {"base", "comm", "shard"},
     "checkpoint": {"base", "comm", "shard", "optim", "nn"},
     "data": {"base", "comm"},
