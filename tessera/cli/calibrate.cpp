@@ -1,7 +1,6 @@
 // Measures a simulate::Machine, for `tessera test --calibrate`.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -16,159 +15,114 @@
 namespace tessera::cli {
 namespace {
 
+using simulate::Machine;
+
 constexpr int kRounds = 7;
 constexpr double kSecondsOfRound = 0.04;
-// Bytes of each of the three tensors of a pass. The largest does not fit caches, and is not so large that libc gives its memory back each time.
-constexpr int64_t kPassSizes[] = {int64_t{1} << 18, int64_t{1} << 20, int64_t{1} << 22, int64_t{1} << 23, int64_t{24} << 20};
 constexpr int64_t kProductSides[] = {1, 16, 64, 256, 1024};
 constexpr int64_t kLargeSide = 1024;
+// Bytes of each of the three tensors of a pass. The largest does not fit caches, and is not so large that libc gives its memory back each time.
+constexpr int64_t kPassSizes[] = {int64_t{1} << 18, int64_t{1} << 20, int64_t{1} << 22, int64_t{1} << 23, int64_t{24} << 20};
 
-/// Measures one thing after the other; all ranks the same at the same time. A speed or time of each rank for each thing.
-class Calibration {
- public:
-  explicit Calibration(const Communicator& world) : world_(world), options_(world.traits().device) {}
-
-  /// Seconds of a call of `act`, which returns a tensor that depends on all that it does: the median over rounds.
-  double seconds_of(const std::function<at::Tensor()>& act) const {
-    const auto run = [&](int times) {
-      return seconds_that_takes([&] {
-        at::Tensor last;
-        for (int i = 0; i < times; i++) last = act();
-        last.detach().flatten()[0].item();  // waits for a device
-      });
-    };
-    world_.barrier();
-    run(1);
-    const int times = std::clamp(static_cast<int>(std::ceil(kSecondsOfRound / run(1))), 1, 100'000);
-    std::vector<double> found;
-    for (int i = 0; i < kRounds; i++) found.push_back(run(times) / times);
-    return median_of(std::move(found));
-  }
-
-  double product_flops(int64_t side, at::ScalarType dtype) const {
-    const auto made = [&](int64_t rows, int64_t columns) { return at::ones({rows, columns}, options_.dtype(dtype)); };
-    const auto square = made(kLargeSide, kLargeSide), wide = made(side, kLargeSide), tall = made(kLargeSide, side);
-    const auto seconds = seconds_of([&] { return at::mm(wide, square.t()); }) + seconds_of([&] { return at::mm(tall, wide); }) +
-                         seconds_of([&] { return at::mm(square, tall); });
-    return 6.0 * static_cast<double>(side * kLargeSide * kLargeSide) / seconds;
-  }
-
-  double convolution_flops() const {
-    constexpr int64_t kImages = 4, kChannels = 64, kSide = 56;
-    const auto images = at::ones({kImages, kChannels, kSide, kSide}, options_), kernel = at::ones({kChannels, kChannels, 3, 3}, options_);
-    const auto seconds = seconds_of([&] { return at::conv2d(images, kernel, {}, 1, 1); });
-    return 2.0 * 9 * kImages * kChannels * kChannels * kSide * kSide / seconds;
-  }
-
-  /// Of a pass that reads two tensors of this size and makes a third.
-  double pass_bandwidth(int64_t bytes) const {
-    const auto a = at::ones({bytes / 4}, options_.dtype(at::kFloat)), b = at::ones_like(a);
-    return 3 * static_cast<double>(bytes) / seconds_of([&] { return at::mul(a, b); });
-  }
-
-  /// Of an operator on a few values, forward or backward.
-  double call() const {
-    constexpr int kCalls = 64;
-    const auto x = at::ones({8}, options_.dtype(at::kFloat)).requires_grad_(), factor = at::ones({8}, options_.dtype(at::kFloat));
-    return seconds_of([&] {
-             auto y = x;
-             for (int i = 0; i < kCalls; i++) y = y * factor;
-             y.sum().backward();
-             return x.grad();
-           }) /
-           (2 * kCalls);
-  }
-
-  /// A step of AdamW reads the parameter, its gradient and two moments, and writes all but the gradient.
-  double optimizer_bandwidth() const {
-    constexpr int64_t kValues = 4 << 20;
-    auto parameter = at::ones({kValues}, options_.dtype(at::kFloat)).requires_grad_();
-    parameter.mutable_grad() = at::ones({kValues}, options_.dtype(at::kFloat));
-    optim::AdamW optimizer(std::vector<at::Tensor>{parameter}, {});
-    const auto seconds = seconds_of([&] {
-      optimizer.step();
-      return parameter;
-    });
-    return 7 * 4 * static_cast<double>(kValues) / seconds;
-  }
-
-  /// Of a link between the ranks of a group that shares a host, all of which gather and reduce at once.
-  simulate::MachineLink inner_link(const Communicator& group) const {
-    const auto ranks = group.size();
-    const auto whole = at::ones({ranks * (int64_t{4} << 20)}, options_.dtype(at::kFloat));
-    const auto own = group.own_chunk(whole).clone();
-    const Piece piece{.whole = whole, .own = own};
-    std::vector<double> waits, moves;
-    for (int i = 0; i < 5 * kRounds; i++) waits.push_back(seconds_that_takes([&] { group.barrier(); }));
-    for (int i = 0; i < kRounds + 1; i++) {
-      group.barrier();
-      const auto took = seconds_that_takes([&] {
-        group.all_gather({&piece, 1}).wait();
-        group.reduce_scatter({&piece, 1}).wait();
-        whole[0].item();
-      });
-      if (i > 0) moves.push_back(took / 2);
-    }
-    const auto latency = median_of(std::move(waits));
-    const auto bytes = 4 * static_cast<double>(whole.numel()) * (ranks - 1) / ranks;
-    return {.latency = latency, .bandwidth = bytes / std::max(median_of(std::move(moves)) - 2 * latency, 1e-9)};
-  }
-
- private:
-  const Communicator world_;
-  const at::TensorOptions options_;
+/// A thing that every rank measures, while the others do so, too.
+struct Measurement {
+  std::string name;
+  std::function<double()> measure;
+  double* member;  // of the machine, for the median over the ranks
+  std::string (*text)(double) = computing_text;
+  Better better = Better::More;
 };
 
-/// The median over the pairs of ranks on different hosts; `otherwise` if there are none.
-simulate::MachineLink outer_link(const Speeds& speeds, const simulate::MachineLink& otherwise) {
+/// The seconds of a call of `act`, which returns a tensor that depends on all that it does: the median over rounds.
+double seconds_of_call(const std::function<at::Tensor()>& act) {
+  const auto run = [&](int times) {
+    return seconds_that_takes([&] {
+      at::Tensor last;
+      for (int i = 0; i < times; i++) last = act();
+      last.detach().flatten()[0].item();  // waits for a device
+    });
+  };
+  run(1);
+  const int times = std::clamp(static_cast<int>(std::ceil(kSecondsOfRound / run(1))), 1, 100'000);
+  std::vector<double> found;
+  for (int i = 0; i < kRounds; i++) found.push_back(run(times) / times);
+  return median_of(std::move(found));
+}
+
+/// Of products in which each of the three sides is the smallest.
+double product_speed(int64_t side, const at::TensorOptions& options) {
+  const auto square = at::ones({kLargeSide, kLargeSide}, options), wide = at::ones({side, kLargeSide}, options), tall = wide.t().contiguous();
+  const auto seconds = seconds_of_call([&] { return at::mm(wide, square.t()); }) + seconds_of_call([&] { return at::mm(tall, wide); }) +
+                       seconds_of_call([&] { return at::mm(square, tall); });
+  return 6.0 * static_cast<double>(side * kLargeSide * kLargeSide) / seconds;
+}
+
+double convolution_speed(const at::TensorOptions& options) {
+  constexpr int64_t kImages = 4, kChannels = 64, kSide = 56;
+  const auto images = at::ones({kImages, kChannels, kSide, kSide}, options), kernel = at::ones({kChannels, kChannels, 3, 3}, options);
+  const auto seconds = seconds_of_call([&] { return at::conv2d(images, kernel, {}, 1, 1); });
+  return 2.0 * 9 * kImages * kChannels * kChannels * kSide * kSide / seconds;
+}
+
+/// Of a pass that reads two tensors of this size and makes a third.
+double pass_speed(int64_t bytes, const at::TensorOptions& options) {
+  const auto a = at::ones({bytes / 4}, options), b = at::ones_like(a);
+  return 3 * static_cast<double>(bytes) / seconds_of_call([&] { return at::mul(a, b); });
+}
+
+/// A step of AdamW reads the parameter, its gradient and two moments, and writes all but the gradient.
+double optimizer_speed(const at::TensorOptions& options) {
+  constexpr int64_t kValues = 4 << 20;
+  auto parameter = at::ones({kValues}, options).requires_grad_();
+  parameter.mutable_grad() = at::ones({kValues}, options);
+  optim::AdamW optimizer(std::vector<at::Tensor>{parameter}, {});
+  const auto seconds = seconds_of_call([&] {
+    optimizer.step();
+    return parameter;
+  });
+  return 7 * 4 * static_cast<double>(kValues) / seconds;
+}
+
+/// Of an operator on a few values, forward or backward.
+double seconds_of_operator(const at::TensorOptions& options) {
+  constexpr int kCalls = 64;
+  const auto x = at::ones({8}, options).requires_grad_(), factor = at::ones({8}, options);
+  const auto seconds = seconds_of_call([&] {
+    auto y = x;
+    for (int i = 0; i < kCalls; i++) y = y * factor;
+    y.sum().backward();
+    return x.grad();
+  });
+  return seconds / (2 * kCalls);
+}
+
+double latency_within(const Communicator& host) {
+  std::vector<double> waits;
+  for (int i = 0; i < 10 * kRounds; i++) waits.push_back(seconds_that_takes([&] { host.barrier(); }));
+  return median_of(std::move(waits));
+}
+
+/// Of a rank in a gather and a reduction by all ranks of a host.
+double bandwidth_within(const Communicator& host, const at::TensorOptions& options) {
+  const auto whole = at::ones({host.size() * (int64_t{4} << 20)}, options);
+  const Piece piece{.whole = whole, .own = host.own_chunk(whole).clone()};
+  const auto seconds = seconds_of_call([&] {
+    host.all_gather({&piece, 1}).wait();
+    host.reduce_scatter({&piece, 1}).wait();
+    return piece.own;
+  });
+  return 2 * 4 * static_cast<double>(whole.numel() - piece.own.numel()) / seconds;
+}
+
+/// The median over the pairs of ranks on different hosts; what the machine has, if there are none.
+void take_outer_link(const Speeds& speeds, Machine& machine) {
   std::vector<double> latencies, bandwidths;
   for (const auto& pair : speeds.pairs) {
     if (speeds.topology.host_of(pair.first) == speeds.topology.host_of(pair.second)) continue;
     latencies.push_back(pair.latency);
     bandwidths.push_back(pair.bandwidth);
   }
-  if (latencies.empty()) return otherwise;
-  return {.latency = median_of(std::move(latencies)), .bandwidth = median_of(std::move(bandwidths))};
-}
-
-/// The ranks of this rank's host.
-Communicator ranks_of_host(const Communicator& world) {
-  std::vector<int> colors;
-  for (int rank = 0; rank < world.size(); rank++) colors.push_back(world.topology().host_of(rank));
-  return world.split(colors);
-}
-
-/// A number of each thing, measured on this rank.
-std::vector<double> measured(const Communicator& world) {
-  const Calibration calibration(world);
-  std::vector<double> values;
-  for (const auto side : kProductSides) {
-    for (const auto dtype : {at::kFloat, at::kBFloat16}) values.push_back(calibration.product_flops(side, dtype));
-  }
-  values.push_back(calibration.convolution_flops());
-  for (const auto size : kPassSizes) values.push_back(calibration.pass_bandwidth(size));
-  values.push_back(calibration.optimizer_bandwidth());
-  values.push_back(calibration.call());
-  const auto host = ranks_of_host(world);
-  const auto link = host.size() > 1 ? calibration.inner_link(host) : simulate::MachineLink();
-  values.insert(values.end(), {link.latency, link.bandwidth, static_cast<double>(usable_memory().value_or(0)),
-                               static_cast<double>(host.size())});
-  return values;
-}
-
-/// Rows of numbers, one for each rank, on every rank.
-std::vector<std::vector<double>> on_all_ranks(const Communicator& world, const std::vector<double>& own) {
-  auto all = at::zeros({world.size(), std::ssize(own)}, at::kDouble);
-  std::ranges::copy(own, all[world.rank()].data_ptr<double>());
-  all = all.to(world.traits().device);
-  world.all_reduce(all).wait();
-  all = all.to(at::kCPU);
-  std::vector<std::vector<double>> rows;
-  for (int rank = 0; rank < world.size(); rank++) {
-    const auto* row = all[rank].data_ptr<double>();
-    rows.emplace_back(row, row + own.size());
-  }
-  return rows;
+  if (!latencies.empty()) machine.outer = {.latency = median_of(std::move(latencies)), .bandwidth = median_of(std::move(bandwidths))};
 }
 
 }  // namespace
@@ -176,54 +130,66 @@ std::vector<std::vector<double>> on_all_ranks(const Communicator& world, const s
 void calibrate(const Communicator& world, const std::string& file) {
   if (world.traits().traces || world.traits().simulated)
     throw ConfigError("--calibrate measures ranks on CPUs and GPUs, and the transport {} has none", world.traits().name);
-  const auto rows = on_all_ranks(world, measured(world));
+  std::vector<int> colors;
+  for (int rank = 0; rank < world.size(); rank++) colors.push_back(world.topology().host_of(rank));
+  const auto host = world.split(colors);
+  const auto plain = at::TensorOptions(world.traits().device).dtype(at::kFloat);
+  const bool on_cpu = world.traits().device.is_cpu();
+  auto machine = on_cpu ? Machine::cpu() : Machine::gpu();
+  machine.ranks_per_host = host.size();
+
+  std::vector<Measurement> all;
+  machine.products.assign(std::size(kProductSides), {});
+  for (size_t i = 0; i < machine.products.size(); i++) {
+    const auto side = kProductSides[i];
+    auto& one = machine.products[i];
+    one.side = static_cast<double>(side);
+    all.push_back({fmt::format("product, side {}, float32", side), [=] { return product_speed(side, plain); }, &one.float32});
+    all.push_back({fmt::format("product, side {}, bfloat16", side), [=] { return product_speed(side, plain.dtype(at::kBFloat16)); }, &one.bfloat16});
+  }
+  all.push_back({"convolution", [=] { return convolution_speed(plain); }, &machine.convolution_flops});
+  std::vector<double> passes(std::size(kPassSizes));
+  for (size_t i = 0; i < passes.size(); i++) {
+    const auto size = kPassSizes[i];
+    all.push_back({fmt::format("pass over {} kB", 3 * size / 1024), [=] { return pass_speed(size, plain); }, &passes[i], bandwidth_text});
+  }
+  all.push_back({"step of AdamW", [=] { return optimizer_speed(plain); }, &machine.optimizer_bandwidth, bandwidth_text});
+  all.push_back({"operator on 8 values", [=] { return seconds_of_operator(plain); }, &machine.call, latency_text, Better::Less});
+  if (host.size() > 1) {
+    all.push_back({"latency within a host", [=] { return latency_within(host); }, &machine.inner.latency, latency_text, Better::Less});
+    all.push_back({"bandwidth within a host", [=] { return bandwidth_within(host, plain); }, &machine.inner.bandwidth, bandwidth_text});
+  }
+
+  auto values = at::zeros({std::ssize(all), world.size()}, at::kDouble);
+  for (size_t i = 0; i < all.size(); i++) {
+    world.barrier();
+    values[static_cast<int64_t>(i)][world.rank()] = all[i].measure();
+  }
+  values = values.to(world.traits().device);
+  world.all_reduce(values).wait();
+  values = values.cpu();
   const auto speeds = measured_speeds(world);
   if (!world.is_first()) return;
-  const bool on_cpu = world.traits().device.is_cpu();
-  auto machine = on_cpu ? simulate::Machine::cpu() : simulate::Machine::gpu();
+
   std::vector<SpeedRow> table;
-  size_t at = 0;
-  const auto next = [&] {
-    std::vector<double> of_ranks;
-    for (const auto& row : rows) of_ranks.push_back(row[at]);
-    at++;
-    return of_ranks;
-  };
-  const auto shown = [&](const std::string& name, Better better, std::string (*text)(double)) {
-    const auto values = next();
-    table.push_back(speed_row(name, values, better, text, [&](size_t i) { return fmt::format("rank {} ({})", i, speeds.hosts[i]); }));
-    return median_of(values);
-  };
-  machine.products.clear();
-  for (const auto side : kProductSides) {
-    auto& one = machine.products.emplace_back(simulate::ProductSpeed{.side = static_cast<double>(side)});
-    one.float32 = shown(fmt::format("product, side {}, float32", side), Better::More, computing_text);
-    one.bfloat16 = shown(fmt::format("product, side {}, bfloat16", side), Better::More, computing_text);
+  for (size_t i = 0; i < all.size(); i++) {
+    const auto* begin = values[static_cast<int64_t>(i)].data_ptr<double>();
+    const std::vector<double> of_ranks(begin, begin + world.size());
+    *all[i].member = median_of(of_ranks);
+    table.push_back(speed_row(all[i].name, of_ranks, all[i].better, all[i].text,
+                              [&](size_t rank) { return fmt::format("rank {} ({})", rank, speeds.hosts[rank]); }));
   }
-  machine.convolution_flops = shown("convolution, float32", Better::More, computing_text);
-  std::vector<double> passes;
-  for (const auto size : kPassSizes) passes.push_back(shown(fmt::format("pass over {} kB", 3 * size / 1024), Better::More, bandwidth_text));
-  machine.cached_bandwidth = *std::ranges::max_element(passes);
+  machine.cached_bandwidth = std::ranges::max(passes);
   machine.bandwidth = passes.back();
   machine.cache = 0;
   for (size_t i = 0; i < passes.size(); i++) {
     if (passes[i] > std::sqrt(machine.cached_bandwidth * machine.bandwidth)) machine.cache = 3 * static_cast<double>(kPassSizes[i]);
   }
-  machine.optimizer_bandwidth = shown("step of AdamW", Better::More, bandwidth_text);
-  machine.call = shown("operator on 8 values", Better::Less, latency_text);
-  if (rows.front().back() > 1) {
-    machine.inner.latency = shown("within a host, latency", Better::Less, latency_text);
-    machine.inner.bandwidth = shown("within a host, bandwidth", Better::More, bandwidth_text);
-  } else {
-    at += 2;
-  }
-  machine.memory = median_of(next());
-  if (!on_cpu) machine.memory = 0;  // that of GPUs is not asked for
-  machine.ranks_per_host = static_cast<int>(median_of(next()));
-  machine.outer = outer_link(speeds, machine.outer);
+  machine.memory = on_cpu ? static_cast<double>(usable_memory().value_or(0)) : 0;  // that of GPUs is not known here
+  take_outer_link(speeds, machine);
   machine.write(file);
-  fmt::print("{}  wrote {}: the medians{}\n", speed_table(std::move(table)), file,
-             speeds.topology.hosts() > 1 ? "" : "; the network between hosts is the built-in one, because there is one host");
+  fmt::print("{}  wrote the medians to {}{}\n", speed_table(std::move(table)), file,
+             speeds.topology.hosts() > 1 ? "" : "; there is one host, so the network between hosts is the built-in one");
 }
 
 }  // namespace tessera::cli
