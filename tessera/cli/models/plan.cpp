@@ -7,7 +7,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/base/folder.h"
+#include "tessera/base/process.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/ckpt/places.h"
 #include "tessera/cli/help.h"
@@ -113,7 +113,7 @@ class PlanCommand {
 
   /// All ways to train on so many ranks.
   std::vector<Plan> plans_of(int world) const {
-    if (is_program() && flags_.strategies.empty()) return {plan_of(joined(flags_.words, " "), world, {})};
+    if (is_program() && flags_.strategies.empty()) return {plan_of("as it is", world, {})};
     PlanSettings settings;
     if (flags_.precision == "bf16") settings["mixed_precision"] = "bf16";
     if (!is_program()) {

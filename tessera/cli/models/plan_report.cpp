@@ -124,7 +124,7 @@ std::string plan_chart(const std::vector<Plan>& plans, const ChartStyle& style) 
       legend += "\n";
       columns = 0;
     }
-    legend += filled(kind++, 1, style) + " " + name + "  ";
+    legend += (columns > 0 ? "  " : "") + filled(kind++, 1, style) + " " + name;
     columns += needed;
   }
   return text + legend + "\n";
@@ -143,7 +143,7 @@ std::string launch_line(const Plan& plan, const std::string& program) {
 }
 
 std::string plan_advice(const Plan& best, const std::string& program) {
-  auto text = fmt::format("take {} on {}: a step takes {}, and a rank {}", best.name, counted(best.world, "rank"), plan_seconds(best.seconds()),
+  auto text = fmt::format("Take {} on {}: a step takes {}, and a rank {}", best.name, counted(best.world, "rank"), plan_seconds(best.seconds()),
                           short_bytes(best.peak()));
   if (best.memory > 0) text += " of " + short_bytes(best.memory);
   if (best.world > best.ranks_per_host) text += "; on each host, with its own number after --node-rank";
@@ -157,6 +157,7 @@ nlohmann::ordered_json json_of(const Plan& plan) {
                                  {"fits", plan.memory == 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(plan.fits())},
                                  {"tokens_per_second", plan.tokens == 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(plan.tokens_per_second())}};
   json.update(plan.outcome);
+  json.erase("schedule");  // hundreds of lines
   return json;
 }
 

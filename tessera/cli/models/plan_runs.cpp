@@ -106,12 +106,4 @@ std::vector<PlannedOutcome> planned_outcomes(const std::vector<PlannedRun>& runs
   return outcomes;
 }
 
-void become(const std::vector<std::string>& command) {
-  std::vector<char*> words;
-  for (const auto& word : command) words.push_back(const_cast<char*>(word.c_str()));
-  words.push_back(nullptr);
-  ::execvp(words.front(), words.data());
-  throw IoError("{} can't be started: {}", command.front(), std::strerror(errno));
-}
-
 }  // namespace tessera::cli

@@ -24,7 +24,4 @@ struct PlannedOutcome {
 /// have started threads.
 std::vector<PlannedOutcome> planned_outcomes(const std::vector<PlannedRun>& runs, int at_once, const std::function<void(size_t)>& progress);
 
-/// Replaces this process by a program.
-[[noreturn]] void become(const std::vector<std::string>& command);
-
 }  // namespace tessera::cli
