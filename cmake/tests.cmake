@@ -131,7 +131,8 @@ foreach(_program IN LISTS _test_programs)
 endforeach()
 
 add_dependencies(test_cli tessera_cli tessera_cli_models)
-target_sources(test_cli PRIVATE "${PROJECT_SOURCE_DIR}/tessera/cli/speed.cpp")  # whose report of given numbers is tested
+target_sources(test_cli PRIVATE "${PROJECT_SOURCE_DIR}/tessera/cli/speed.cpp"  # whose reports of given numbers are tested
+  "${PROJECT_SOURCE_DIR}/tessera/cli/models/plan_report.cpp")
 if(PJRT_INCLUDE_DIR)
   add_dependencies(test_cli tessera_cli_xla)
 endif()
@@ -570,6 +571,22 @@ if(NOT TESSERA_SANITIZE)
       set_tests_properties(extending/${CMAKE_MATCH_1} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
     endif()
   endforeach()
+endif()
+
+# Plans against runs. Sanitizers take memory of their own.
+if(NOT TESSERA_SANITIZE)
+  add_executable(plan_train tests/plan/train.cpp)
+  set_target_properties(plan_train PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+  target_link_libraries(plan_train PRIVATE tessera_all fmt::fmt-header-only CLI11::CLI11)
+  target_compile_options(plan_train PRIVATE ${_of_programs})
+  target_precompile_headers(plan_train REUSE_FROM tessera_headers)
+  set(_long "")
+  if(TESSERA_LONG_TESTS)
+    set(_long --long)
+  endif()
+  other_test(plan/measured SAYS "plans are within" COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/plan/plan.py" $<TARGET_FILE:tessera_cli>
+    $<TARGET_FILE:plan_train> "${PROJECT_SOURCE_DIR}/docs/planning.md" ${_long})
+  set_tests_properties(plan/measured PROPERTIES TIMEOUT 600 PROCESSORS 2)
 endif()
 
 other_test(install/package COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/install/package.py" "${PROJECT_BINARY_DIR}")

@@ -17,8 +17,8 @@ namespace {
 
 using simulate::Machine;
 
-constexpr int kRounds = 7;
-constexpr double kSecondsOfRound = 0.04;
+constexpr int kRounds = 5;
+constexpr double kSecondsOfRound = 0.03;
 constexpr int64_t kProductSides[] = {1, 16, 64, 256, 1024};
 constexpr int64_t kLargeSide = 1024;
 // Bytes of each of the three tensors of a pass. The largest does not fit caches, and is not so large that libc gives its memory back each time.
