@@ -33,6 +33,7 @@ void train(const Flags& flags, const Communicator& world, const std::vector<std:
   world.barrier();
   const auto before = bench::own_megabytes(kKinds);
   auto model = deferred_init(make, {.seed = 1});
+  torch::manual_seed(1);
   if (flags.lora > 0) lora::apply(model, {.r = flags.lora});
   ShardOptions options{.mesh = world, .residence = flags.residence == "gathered" ? Residence::Gathered : Residence::NodeShared};
   if (flags.bf16) options.mixed_precision.param_dtype = torch::kBFloat16;

@@ -143,8 +143,8 @@ std::string launch_line(const Plan& plan, const std::string& program) {
 }
 
 std::string plan_advice(const Plan& best, const std::string& program) {
-  auto text = fmt::format("Take {} on {}: a step takes {}, and a rank {}", best.name, counted(best.world, "rank"), plan_seconds(best.seconds()),
-                          short_bytes(best.peak()));
+  auto text = fmt::format("Take {}{}: a step takes {}, and a rank {}", best.settings.empty() ? "" : best.name + " on ", counted(best.world, "rank"),
+                          plan_seconds(best.seconds()), short_bytes(best.peak()));
   if (best.memory > 0) text += " of " + short_bytes(best.memory);
   if (best.world > best.ranks_per_host) text += "; on each host, with its own number after --node-rank";
   return text + ":\n\n  " + launch_line(best, program) + "\n";
