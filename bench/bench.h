@@ -2,18 +2,21 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <tessera/base/no_copy.h>
 #include <tessera/comm/communicator.h>
 #include <tessera/models/gpt.h>
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace bench {
@@ -53,14 +56,39 @@ inline double seconds_of_slowest(const tessera::Communicator& world, const auto&
   return over_ranks(world, seconds_of(act), tessera::Reduce::Max);
 }
 
-/// This process's memory in MB, with its share of shared memory (PSS).
-inline double own_megabytes() {
+/// This process's memory in MB, with its share of shared memory (PSS): the sum of some lines of the kernel's.
+inline double own_megabytes(const std::vector<std::string>& kinds = {"Pss:"}) {
   std::ifstream file("/proc/self/smaps_rollup");
+  double sum = 0;
   for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("Pss:")) return std::stod(line.substr(4)) * 1024 / 1e6;
+    for (const auto& kind : kinds) {
+      if (line.starts_with(kind)) sum += std::stod(line.substr(kind.size())) * 1024 / 1e6;
+    }
   }
-  return 0;
+  return sum;
 }
+
+/// Records the peak memory of this rank while the object lives.
+class Peak : tessera::NoCopy {
+ public:
+  explicit Peak(std::vector<std::string> kinds = {"Pss:"}, std::chrono::milliseconds every = std::chrono::milliseconds(100))
+      : watch_([this, kinds = std::move(kinds), every] {
+          while (!ends_) {
+            most_ = std::max(most_.load(), own_megabytes(kinds));
+            std::this_thread::sleep_for(every);
+          }
+        }) {}
+  ~Peak() {
+    ends_ = true;
+    watch_.join();
+  }
+  double megabytes() const { return most_; }
+
+ private:
+  std::atomic<bool> ends_ = false;
+  std::atomic<double> most_ = 0;
+  std::thread watch_;
+};
 
 /// The flags of a benchmark that trains. A size of 0 means the model's default.
 struct TrainingFlags {

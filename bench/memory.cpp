@@ -6,44 +6,20 @@
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
-#include <atomic>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "bench.h"
 
 namespace {
 
 using namespace tessera;
-using bench::own_megabytes, bench::over_ranks;
+using bench::over_ranks, bench::own_megabytes, bench::Peak;
 
 struct Flags {
   int64_t width = 2048, layers = 9, length = 32;
   int steps = 2;
   std::string strategy = "FULL_SHARD", weights;
   bool unsynced = false, bf16 = false, checkpointing = false, state_on_disk = false, parameters_on_disk = false;
-};
-
-/// Records the peak memory of this rank while the object lives.
-class Peak : NoCopy {
- public:
-  Peak()
-      : watch_([this] {
-          while (!ends_) {
-            most_ = std::max(most_.load(), own_megabytes());
-            std::this_thread::sleep_for(std::chrono::milliseconds(100));
-          }
-        }) {}
-  ~Peak() {
-    ends_ = true;
-    watch_.join();
-  }
-  double megabytes() const { return most_; }
-
- private:
-  std::atomic<bool> ends_ = false;
-  std::atomic<double> most_ = 0;
-  std::thread watch_;
 };
 
 class Training {

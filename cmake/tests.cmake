@@ -133,7 +133,8 @@ foreach(_program IN LISTS _test_programs)
 endforeach()
 
 add_dependencies(test_cli tessera_cli tessera_cli_models)
-target_sources(test_cli PRIVATE "${PROJECT_SOURCE_DIR}/tessera/cli/speed.cpp")  # whose report of given numbers is tested
+target_sources(test_cli PRIVATE "${PROJECT_SOURCE_DIR}/tessera/cli/speed.cpp"  # whose reports of given numbers are tested
+  "${PROJECT_SOURCE_DIR}/tessera/cli/models/plan_report.cpp")
 if(PJRT_INCLUDE_DIR)
   add_dependencies(test_cli tessera_cli_xla)
 endif()
@@ -378,8 +379,8 @@ other_test(cli/test_on_a_full_disk STATUS 1 SAYS "standard output can't be writt
 other_test(cli/nine_ranks SAYS "threads: 9 ranks.*all transports keep" COMMAND $<TARGET_FILE:tessera_cli> test --transport threads --ranks 9)
 other_test(cli/help SAYS "--transport.*all unless given.*--ranks.*Exit status" COMMAND $<TARGET_FILE:tessera_cli> test --help)
 other_test(cli/unknown_transport STATUS 2 SAYS "pigeon" COMMAND $<TARGET_FILE:tessera_cli> test --transport pigeon)
-other_test(cli/unknown_command STATUS 2 SAYS "no command 'lunch' .did you mean launch.*; choose one of config, to-fsdp2, launch, ckpt, merge-weights, data, test, xla, env, completion" COMMAND $<TARGET_FILE:tessera_cli> lunch)
-other_test(cli/no_command STATUS 2 SAYS "a command is missing; choose one of config, to-fsdp2, launch, ckpt, merge-weights, data, test, xla, env, completion" COMMAND $<TARGET_FILE:tessera_cli>)
+other_test(cli/unknown_command STATUS 2 SAYS "no command 'lunch' .did you mean launch.*; choose one of config, to-fsdp2, plan, launch, ckpt, merge-weights, data, test, xla, env, completion" COMMAND $<TARGET_FILE:tessera_cli> lunch)
+other_test(cli/no_command STATUS 2 SAYS "a command is missing; choose one of config, to-fsdp2, plan, launch, ckpt, merge-weights, data, test, xla, env, completion" COMMAND $<TARGET_FILE:tessera_cli>)
 set(_store "TESSERA_STORE=file:${PROJECT_BINARY_DIR}/tests")
 other_test(cli/missing_ranks STATUS 1 SAYS "ranks 1 and 2 of 3 still missing" ENVIRONMENT RANK=0 WORLD_SIZE=3 ${_store}/missing_ranks
   COMMAND $<TARGET_FILE:tessera_cli> test --limit 0.5)
@@ -574,12 +575,29 @@ if(NOT TESSERA_SANITIZE)
   endforeach()
 endif()
 
+# Plans against runs. Sanitizers take memory of their own.
+if(NOT TESSERA_SANITIZE)
+  add_executable(plan_train tests/plan/train.cpp)
+  set_target_properties(plan_train PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+  target_link_libraries(plan_train PRIVATE tessera_all fmt::fmt-header-only CLI11::CLI11)
+  target_compile_options(plan_train PRIVATE ${_of_programs})
+  target_precompile_headers(plan_train REUSE_FROM tessera_headers)
+  set(_long "")
+  if(TESSERA_LONG_TESTS)
+    set(_long --long)
+  endif()
+  other_test(plan/measured SAYS "plans are within" COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/plan/plan.py" $<TARGET_FILE:tessera_cli>
+    $<TARGET_FILE:plan_train> "${PROJECT_SOURCE_DIR}/docs/planning.md" ${_long})
+  set_tests_properties(plan/measured PROPERTIES TIMEOUT 600 PROCESSORS 2)
+endif()
+
 other_test(install/package COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/install/package.py" "${PROJECT_BINARY_DIR}")
 
 # The pages: their listings stand in the examples, and their command lines are run as a reader would.
 other_test(guides/listings COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" listings "${PROJECT_SOURCE_DIR}")
 find_program(BASH bash)
-other_test(guides/scaling COMMAND ${BASH} -c "set -o pipefail && bench/scaling --tables | (! grep -Fxv -f docs/scaling.md)")
+other_test(guides/scaling COMMAND ${BASH} -c "set -o pipefail && bench/scaling --tables --model \"$0\" | (! grep -Fxv -f docs/scaling.md)"
+  $<TARGET_FILE:bench_scaling_model>)
 set_tests_properties(guides/scaling PROPERTIES WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
 if(Libtorch_PYTHON)  # which reads YAML
   foreach(_job IN ITEMS slurm.sh kubernetes.yaml)

@@ -133,6 +133,14 @@ std::string read_to_end(const Fd& from, const std::function<void()>& before) {
   }
 }
 
+void become(const std::vector<std::string>& command) {
+  std::vector<char*> words;
+  for (const auto& word : command) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  ::execvp(words.front(), words.data());
+  throw IoError("can't start '{}': {}", command.front(), why_not_started(command.front(), errno));
+}
+
 std::string this_program() {
   return std::filesystem::read_symlink("/proc/self/exe");
 }

@@ -51,6 +51,9 @@ class Process {
   std::optional<int> status_;
 };
 
+/// Replaces this process by a program, with this process's environment. Throws IoError if the program can't be started.
+[[noreturn]] void become(const std::vector<std::string>& command);
+
 /// Path of the running program.
 std::string this_program();
 

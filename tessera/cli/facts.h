@@ -29,6 +29,9 @@ struct AddedXlaFacts {
   explicit AddedXlaFacts(Chapter (*facts)());
 };
 
+/// Returns the memory of this host, or the limit of this process's control groups if that is less.
+std::optional<uint64_t> usable_memory();
+
 /// Returns the facts of the system, the processors, the memory, and the limits of both.
 std::vector<Chapter> facts_of_machine();
 

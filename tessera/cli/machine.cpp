@@ -183,6 +183,11 @@ Fact bytes_fact(std::string name, std::optional<uint64_t> bytes, const std::stri
   return {std::move(name), *bytes, train::short_bytes(static_cast<double>(*bytes))};
 }
 
+std::optional<uint64_t> usable_memory() {
+  const auto all = meminfo("MemTotal"), limit = memory_limit();
+  return all && limit ? std::min(*all, *limit) : limit ? limit : all;
+}
+
 std::vector<Chapter> facts_of_machine() {
   return {processors(), memory_of_host(), limits(), system_of_machine()};
 }

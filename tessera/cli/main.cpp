@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
   std::function<int()> chosen;
   tessera::cli::load_packages();
   tessera::cli::add_config_command(app, chosen);
+  tessera::cli::add_command_of("models", "plan", app, chosen);
   tessera::cli::add_launch_command(app, chosen);
   tessera::cli::add_ckpt_command(app, chosen);
   tessera::cli::add_command_of("models", "data", app, chosen);

@@ -18,60 +18,17 @@
 namespace tessera::cli {
 namespace {
 
-using SpeedRow = std::array<std::string, 6>;
-
 // A rank is slow if it reaches less than this part of the median, or if its latency is longer than the median divided by it.
 constexpr double kSlowPart = 0.6;
 constexpr int kLatencyTries = 10, kComputingTries = 5;
 constexpr auto kShortestTransfer = std::chrono::milliseconds(250), kShortestComputing = std::chrono::milliseconds(40);
 constexpr int64_t kSmallestTransfer = 1 << 20, kLargestTransfer = 64 << 20;
 
-double seconds_that_takes(const std::function<void()>& act) {
-  const auto begin = std::chrono::steady_clock::now();
-  act();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-double median_of(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
-  return values[values.size() / 2];
-}
-
 std::string in_unit(double value, std::span<const std::string_view> units) {
   size_t i = 0;
   for (; value >= 1000 && i + 1 < units.size(); i++) value /= 1000;
   return fmt::format("{:.3g} {}", value, units[i]);
 }
-
-std::string bandwidth_text(double value) {
-  constexpr std::string_view kUnits[] = {"B/s", "kB/s", "MB/s", "GB/s"};
-  return in_unit(value, kUnits);
-}
-
-std::string latency_text(double seconds) {
-  constexpr std::string_view kUnits[] = {"us", "ms", "s"};
-  return in_unit(seconds * 1e6, kUnits);
-}
-
-std::string computing_text(double value) {
-  constexpr std::string_view kUnits[] = {"FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s"};
-  return in_unit(value, kUnits);
-}
-
-/// A row of the table: the best, the median and the worst of the values, and whose the worst is.
-template <class Value>
-SpeedRow speed_row(std::string name, size_t count, std::span<const double> values, bool (*better)(double, double), Value text,
-                   const std::function<std::string(size_t)>& whose) {
-  std::vector<double> sorted(values.begin(), values.end());
-  std::ranges::sort(sorted, better);
-  const auto middle = sorted[(sorted.size() - 1) / 2];  // of two in the middle the better one, as name_slow takes it
-  const auto worst = std::ranges::max_element(values, better) - values.begin();
-  const auto best = std::ranges::min_element(values, better) - values.begin();
-  return {std::move(name), std::to_string(count), text(values[best]), text(middle), text(values[worst]), whose(static_cast<size_t>(worst))};
-}
-
-constexpr auto more_is_better = [](double a, double b) { return a > b; };
-constexpr auto less_is_better = [](double a, double b) { return a < b; };
 
 std::string name_of_rank(const Speeds& speeds, int rank) {
   return fmt::format("{} ({})", rank, speeds.hosts[rank]);
@@ -153,6 +110,53 @@ std::string own_host_name() {
 
 }  // namespace
 
+double seconds_that_takes(const std::function<void()>& act) {
+  const auto begin = std::chrono::steady_clock::now();
+  act();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double median_of(std::vector<double> values) {
+  std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
+  return values[values.size() / 2];
+}
+
+std::string bandwidth_text(double value) {
+  constexpr std::string_view kUnits[] = {"B/s", "kB/s", "MB/s", "GB/s"};
+  return in_unit(value, kUnits);
+}
+
+std::string latency_text(double seconds) {
+  constexpr std::string_view kUnits[] = {"us", "ms", "s"};
+  return in_unit(seconds * 1e6, kUnits);
+}
+
+std::string computing_text(double value) {
+  constexpr std::string_view kUnits[] = {"FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s"};
+  return in_unit(value, kUnits);
+}
+
+SpeedRow speed_row(std::string name, std::span<const double> values, Better better, std::string (*text)(double),
+                   const std::function<std::string(size_t)>& whose) {
+  const auto is_better = [&](double a, double b) { return better == Better::More ? a > b : a < b; };
+  std::vector<double> sorted(values.begin(), values.end());
+  std::ranges::sort(sorted, is_better);
+  const auto middle = sorted[(sorted.size() - 1) / 2];  // of two in the middle the better one, as name_slow takes it
+  const auto worst = std::ranges::max_element(values, is_better) - values.begin();
+  return {std::move(name), std::to_string(values.size()), text(sorted.front()), text(middle), text(values[worst]),
+          whose(static_cast<size_t>(worst))};
+}
+
+std::string speed_table(std::vector<SpeedRow> rows) {
+  rows.insert(rows.begin(), {"", "number", "best", "median", "worst", ""});
+  std::string text;
+  const auto lines = table_of(rows, "<>>>><");
+  for (size_t begin = 0; begin < lines.size(); begin = lines.find('\n', begin) + 1) {
+    text += "  " + lines.substr(begin, lines.find('\n', begin) + 1 - begin);
+  }
+  return text;
+}
+
 std::vector<std::vector<RankPair>> rounds_of_pairs(const Topology& topology) {
   std::vector<RankPair> pairs;
   const int hosts = topology.hosts();
@@ -188,10 +192,10 @@ std::vector<std::vector<RankPair>> rounds_of_pairs(const Topology& topology) {
 }
 
 std::string speed_report(const Speeds& speeds) {
-  std::vector<SpeedRow> rows = {{"", "number", "best", "median", "worst", ""}};
+  std::vector<SpeedRow> rows;
   std::vector<std::pair<int, double>> computing;
   for (int rank = 0; rank < std::ssize(speeds.computing); rank++) computing.emplace_back(rank, speeds.computing[rank]);
-  rows.push_back(speed_row("computing", speeds.computing.size(), speeds.computing, more_is_better, computing_text,
+  rows.push_back(speed_row("computing", speeds.computing, Better::More, computing_text,
                            [&](size_t i) { return "rank " + name_of_rank(speeds, static_cast<int>(i)); }));
   std::vector<std::string> slow = {name_slow(speeds, computing, "computes at")};
   for (const bool across : {false, true}) {
@@ -209,29 +213,21 @@ std::string speed_report(const Speeds& speeds) {
       bandwidths.push_back(pair.bandwidth);
       latencies.push_back(pair.latency);
     }
-    rows.push_back(speed_row(where + ", bandwidth", pairs.size(), bandwidths, more_is_better, bandwidth_text, whose));
-    rows.push_back(speed_row(where + ", latency", pairs.size(), latencies, less_is_better, latency_text, whose));
+    rows.push_back(speed_row(where + ", bandwidth", bandwidths, Better::More, bandwidth_text, whose));
+    rows.push_back(speed_row(where + ", latency", latencies, Better::Less, latency_text, whose));
     slow.push_back(
         name_slow(speeds, by_rank(speeds, pairs, [](const RankPair& pair) { return pair.bandwidth; }), "sends " + where + " at"));
     slow.push_back(
         name_slow(speeds, by_rank(speeds, pairs, [](const RankPair& pair) { return 1 / pair.latency; }), "answers " + where + " at"));
   }
   std::erase(slow, "");
-  std::string text;
-  const auto lines = table_of(rows, "<>>>><");
-  for (size_t begin = 0; begin < lines.size(); begin = lines.find('\n', begin) + 1) {
-    text += "  " + lines.substr(begin, lines.find('\n', begin) + 1 - begin);
-  }
+  auto text = speed_table(std::move(rows));
   text += slow.empty() ? fmt::format("  slow: none; all ranks reach {} of the median\n", kSlowPart)
                        : "  slow: " + joined(slow, "; ") + " of the median\n";
   return text;
 }
 
-void measure_speed(const Communicator& world) {
-  if (!world.traits().can_differ()) {
-    fmt::print("  nothing to measure: there are no other ranks in other threads or processes\n");
-    return;
-  }
+Speeds measured_speeds(const Communicator& world) {
   const at::TensorOptions options(world.traits().device);
   const auto ranks = world.size(), own = world.rank();
   auto rounds = rounds_of_pairs(world.topology());
@@ -265,6 +261,15 @@ void measure_speed(const Communicator& world) {
       of_pair += 2;
     }
   }
+  return speeds;
+}
+
+void measure_speed(const Communicator& world) {
+  if (!world.traits().can_differ()) {
+    fmt::print("  nothing to measure: there are no other ranks in other threads or processes\n");
+    return;
+  }
+  const auto speeds = measured_speeds(world);
   if (world.is_first()) fmt::print("{}", speed_report(speeds));
 }
 

@@ -1,6 +1,9 @@
 // Measures how fast ranks compute and how fast they reach each other, and says which of them are slow, for `tessera test --speed`.
 #pragma once
 
+#include <array>
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,7 +37,26 @@ std::vector<std::vector<RankPair>> rounds_of_pairs(const Topology& topology);
 /// A table of the best, the median and the worst of all ranks and pairs, and a line that names the ranks that are much slower than most.
 std::string speed_report(const Speeds& speeds);
 
-/// Measures the ranks of a world. Rank 0 prints the report. Collective.
+/// Measures the ranks of a world. Collective, as the two functions that follow.
+Speeds measured_speeds(const Communicator& world);
+/// Rank 0 prints a report of measured_speeds().
 void measure_speed(const Communicator& world);
+/// Measures all that a simulate::Machine has, while all ranks work. Rank 0 writes the medians over the ranks to the file, and prints them
+/// beside the slowest ranks.
+void calibrate(const Communicator& world, const std::string& file);
+
+double seconds_that_takes(const std::function<void()>& act);
+double median_of(std::vector<double> values);
+
+/// A row of a table: the best, the median and the worst of the values, and whose the worst is.
+using SpeedRow = std::array<std::string, 6>;
+enum class Better { More, Less };
+SpeedRow speed_row(std::string name, std::span<const double> values, Better better, std::string (*text)(double),
+                   const std::function<std::string(size_t)>& whose);
+std::string bandwidth_text(double value);
+std::string latency_text(double seconds);
+std::string computing_text(double value);
+/// A heading above the rows, all of them two columns to the right.
+std::string speed_table(std::vector<SpeedRow> rows);
 
 }  // namespace tessera::cli

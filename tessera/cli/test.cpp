@@ -39,9 +39,11 @@ struct TestFlags {
   std::string transport = "all";
   int ranks = 2;
   double limit_s = 60;
-  bool speed = false;  // measures instead of checking
+  bool speed = false;     // measures instead of checking
+  std::string calibrate;  // the file for what is measured; empty unless --calibrate is given
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
 
+  bool measures() const { return speed || !calibrate.empty(); }
   /// The time left until the limit, at least a millisecond.
   std::chrono::milliseconds left() const {
     const auto end = start + std::chrono::milliseconds(static_cast<int64_t>(limit_s * 1000));
@@ -130,8 +132,8 @@ Checked run_checks(const Communicator& world, const std::string& operation, std:
 
 /// Runs all checks, operation by operation, or measures speed; rank 0 prints. Collective. Returns whether all checks passed on all ranks.
 bool report(const Communicator& world, const TestFlags& flags) {
-  if (flags.speed) {
-    measure_speed(world);
+  if (flags.measures()) {
+    flags.speed ? measure_speed(world) : calibrate(world, flags.calibrate);
     std::fflush(stdout);
     return true;
   }
@@ -166,6 +168,7 @@ bool test_processes(const std::string& transport, const TestFlags& flags) {
   std::vector<Process> ranks;
   std::vector<std::string> command = {this_program(), "test", "--limit", fmt::format("{}", static_cast<double>(limit_of_ranks.count()) / 1e3)};
   if (flags.speed) command.emplace_back("--speed");
+  if (!flags.calibrate.empty()) command.insert(command.end(), {"--calibrate", flags.calibrate});
   for (int rank = 0; rank < flags.ranks; rank++) {
     ranks.emplace_back(
         command,
@@ -266,10 +269,12 @@ int run(const TestFlags& flags) {
   keep_limit(flags, errors.lines());
   if (identity_from_environment()) return errors.end(test_as_rank(flags));
   bool good = true;
+  // One transport measures a machine: that of ranks of a host.
+  const auto transport = flags.calibrate.empty() || flags.transport != "all" ? flags.transport : "shm";
   for (const auto& engine : engines()) {
-    if (flags.transport == "all" || flags.transport == engine.name) good &= test_engine(engine, flags);
+    if (transport == "all" || transport == engine.name) good &= test_engine(engine, flags);
   }
-  if (good && flags.speed) return errors.end(good);
+  if (good && flags.measures()) return errors.end(good);
   fmt::print("{}\n", good ? "all transports keep their promises" : "some checks failed or could not run: see the lines above");
   return errors.end(good);
 }
@@ -289,9 +294,16 @@ void add_test_command(CLI::App& app, std::function<int()>& chosen) {
   command->add_option("--limit", flags->limit_s, "Seconds that the whole test may take")
       ->check(from_to(0.1, 3600.0))
       ->capture_default_str();
-  command->add_flag("--speed", flags->speed,
+  auto* speed = command->add_flag("--speed", flags->speed,
                     "Measure bandwidth and latency between ranks, and how fast each computes, and name slow ranks, instead of checking");
+  command
+      ->add_option("--calibrate", flags->calibrate,
+                   "Measure how fast ranks compute, move memory and reach each other while all of them work, and write it to a file for "
+                   "tessera plan, instead of checking; over shm unless --transport is given")
+      ->type_name("FILE")
+      ->excludes(speed);
   command->footer(Help::footer_of({"tessera test", "tessera test --transport gloo --ranks 4", "mpirun -n 4 tessera test --speed",
+                                   "tessera launch -n 4 tessera test --calibrate machine.json",
                                    "torchrun --no-python --nproc-per-node 4 tessera test"},
                                   "If torchrun or mpirun starts it, it runs as one rank of their job."));
   command->callback([&chosen, flags, transport, ranks] {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,7 @@
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
 #include "tessera/base/launcher.h"
+#include "tessera/base/process.h"
 #include "tessera/base/run_folder.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/commands.h"
@@ -28,6 +30,7 @@
 namespace tessera::cli {
 namespace {
 
+constexpr int kMostSimulated = 65'536;
 const std::map<std::string, Tee> kTees = {{"none", Tee::None}, {"out", Tee::Out}, {"err", Tee::Err}, {"both", Tee::Both}};
 
 /// Throws ConfigError if another launcher has started this one as one of several ranks, because each of these would start a job of its own.
@@ -48,7 +51,7 @@ void refuse_to_be_a_rank() {
 
 struct LaunchFlags {
   int ranks = 1, threads = 0, grace = 10, node_timeout = 15, max_restarts = 0, min_ranks = 0;
-  bool standalone = false, quiet = false;
+  bool standalone = false, quiet = false, dry_run = false;
   std::string endpoint, logs, record, tee = "both";
   const std::shared_ptr<std::vector<std::string>> remarks = std::make_shared<std::vector<std::string>>();
 
@@ -80,7 +83,7 @@ int ranks_of(const CLI::App& command, const LaunchFlags& flags, const config::Se
   const bool given = command.count("--nproc-per-node") > 0;
   if (!given && !settings.is_set("num_processes")) throw missing_ranks(command.remaining());
   const int64_t ranks = given ? flags.ranks : settings.integer("num_processes") / settings.integer("num_machines");
-  const int most = std::max(64, 4 * cores());
+  const int most = flags.dry_run ? kMostSimulated : std::max(64, 4 * cores());
   if (ranks < 1 || ranks > most) {
     throw ConfigError("{} {} is out of range: this host has {}, so 1 to {} ranks are possible",
                       given ? "--nproc-per-node" : "num_processes / num_machines =", ranks, counted(cores(), "core"), most);
@@ -163,6 +166,12 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
   if (plan.command.empty()) throw ConfigError("launch needs a program to start: tessera launch --nproc-per-node N PROGRAM ARGS...");
   if (const auto gpus = settings.text("gpu_ids"); gpus != "all") plan.gpus = gpus;
   const bool on_xla = settings.text("distributed_type") == "XLA" || env("TESSERA_TRANSPORT") == "xla" || env("TESSERA_DEVICE") == "xla";
+  if (flags.dry_run) {
+    if (on_xla) throw ConfigError("--dry-run is for ranks on CPUs and GPUs; what XLA devices need says tessera xla compile --topology NAME -- PROGRAM");
+    refuse_to_be_a_rank();
+    plan.environment["TESSERA_DRY_RUN"] = fmt::format("{}/{}", plan.ranks * plan.nodes, plan.ranks);
+    return plan;
+  }
   if (on_xla && plan.nodes > 1) throw ConfigError("XLA devices of several nodes can't train together yet: leave --nnodes out, or train on the CPU or on GPUs");
   if (plan.nodes == 1) {
     refuse_to_be_a_rank();
@@ -196,6 +205,11 @@ int launch(const LaunchPlan& plan, const config::Settings& settings, const std::
     std::ranges::for_each(remarks, say);
   }
   if (const auto warning = warning_of_unknown_env()) say(*warning);
+  if (plan.environment.contains("TESSERA_DRY_RUN")) {
+    console.finish();
+    for (const auto& [name, value] : plan.environment) ::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);
+    become(plan.command);
+  }
   const int status = run_attempts(plan, console);
   if (const auto folder = folder_of(plan); folder && plan.node == 0) end_run(*folder, status);
   console.finish();
@@ -257,6 +271,8 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
       ->type_name("FOLDER");
   auto* standalone =
       command->add_flag("--standalone", flags->standalone, "All ranks are on this host, which is so in any case unless --nnodes is given");
+  command->add_flag("--dry-run", flags->dry_run,
+                    "Start one process, which simulates all ranks, of all nodes: it prints units, schedule, memory and time of a step, and ends");
   command->add_flag("-q,--quiet", flags->quiet, "Print no messages of launch itself, except about what goes wrong");
   add_flags_without_effect(*command, flags->remarks);
   const ConfigFlags configuration(*command);
@@ -273,6 +289,7 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
       "  tessera launch --nproc-per-node 4 --max-restarts 3 ./train --resume\n"
       "  tessera launch --config-file run.yaml --mixed-precision bf16 ./train\n"
       "  tessera launch -n 8 --nnodes 2 --node-rank 1 --master-addr node0 ./train\n"
+      "  tessera launch -n 8 --nnodes 4 --dry-run ./train\n"
       "\ntorchrun --no-python, mpirun and srun start the same programs.\n\n"
       "Exit status: 0 if all ranks end with 0, also after a signal that they take to save and end; or else that of the rank that failed "
       "first, 128 + n if signal n killed it. After signal n to launch, 128 + n if a rank does not end with 0. 1 if launch itself failed, 2 "

@@ -1,0 +1,193 @@
+// Measures a simulate::Machine, for `tessera test --calibrate`.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/base/error.h"
+#include "tessera/cli/facts.h"
+#include "tessera/cli/speed.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/simulate/machine.h"
+
+namespace tessera::cli {
+namespace {
+
+using simulate::Machine;
+
+constexpr int kRounds = 5;
+constexpr double kSecondsOfRound = 0.03;
+constexpr int64_t kProductSides[] = {1, 16, 64, 256, 1024};
+constexpr int64_t kLargeSide = 1024;
+// Bytes of each of the three tensors of a pass. The largest does not fit caches, and is not so large that libc gives its memory back each time.
+constexpr int64_t kPassSizes[] = {int64_t{1} << 18, int64_t{1} << 20, int64_t{1} << 22, int64_t{1} << 23, int64_t{24} << 20};
+
+/// A thing that every rank measures, while the others do so, too.
+struct Measurement {
+  std::string name;
+  std::function<double()> measure;
+  double* member;  // of the machine, for the median over the ranks
+  std::string (*text)(double) = computing_text;
+  Better better = Better::More;
+};
+
+/// The seconds of a call of `act`, which returns a tensor that depends on all that it does: the median over rounds.
+double seconds_of_call(const std::function<at::Tensor()>& act) {
+  const auto run = [&](int times) {
+    return seconds_that_takes([&] {
+      at::Tensor last;
+      for (int i = 0; i < times; i++) last = act();
+      last.detach().flatten()[0].item();  // waits for a device
+    });
+  };
+  run(1);
+  const int times = std::clamp(static_cast<int>(std::ceil(kSecondsOfRound / run(1))), 1, 100'000);
+  std::vector<double> found;
+  for (int i = 0; i < kRounds; i++) found.push_back(run(times) / times);
+  return median_of(std::move(found));
+}
+
+/// Of products in which each of the three sides is the smallest.
+double product_speed(int64_t side, const at::TensorOptions& options) {
+  const auto square = at::ones({kLargeSide, kLargeSide}, options), wide = at::ones({side, kLargeSide}, options), tall = wide.t().contiguous();
+  const auto seconds = seconds_of_call([&] { return at::mm(wide, square.t()); }) + seconds_of_call([&] { return at::mm(tall, wide); }) +
+                       seconds_of_call([&] { return at::mm(square, tall); });
+  return 6.0 * static_cast<double>(side * kLargeSide * kLargeSide) / seconds;
+}
+
+double convolution_speed(const at::TensorOptions& options) {
+  constexpr int64_t kImages = 4, kChannels = 64, kSide = 56;
+  const auto images = at::ones({kImages, kChannels, kSide, kSide}, options), kernel = at::ones({kChannels, kChannels, 3, 3}, options);
+  const auto seconds = seconds_of_call([&] { return at::conv2d(images, kernel, {}, 1, 1); });
+  return 2.0 * 9 * kImages * kChannels * kChannels * kSide * kSide / seconds;
+}
+
+/// Of a pass that reads two tensors of this size and makes a third.
+double pass_speed(int64_t bytes, const at::TensorOptions& options) {
+  const auto a = at::ones({bytes / 4}, options), b = at::ones_like(a);
+  return 3 * static_cast<double>(bytes) / seconds_of_call([&] { return at::mul(a, b); });
+}
+
+/// A step of AdamW reads the parameter, its gradient and two moments, and writes all but the gradient.
+double optimizer_speed(const at::TensorOptions& options) {
+  constexpr int64_t kValues = 4 << 20;
+  const auto made = [&] { return at::ones({kValues}, options); };
+  const auto parameter = made(), gradient = made(), mean = made(), square = made(), step = at::ones({}, options);
+  const auto seconds = seconds_of_call([&] {
+    at::_fused_adamw_({parameter}, {gradient}, {mean}, {square}, {}, {step}, 1e-3, 0.9, 0.999, 1e-2, 1e-8, /*amsgrad=*/false, /*maximize=*/false);
+    return parameter;
+  });
+  return 7 * 4 * static_cast<double>(kValues) / seconds;
+}
+
+/// Of an operator on a few values, forward or backward.
+double seconds_of_operator(const at::TensorOptions& options) {
+  constexpr int kCalls = 64;
+  const auto x = at::ones({8}, options).requires_grad_(), factor = at::ones({8}, options);
+  const auto seconds = seconds_of_call([&] {
+    auto y = x;
+    for (int i = 0; i < kCalls; i++) y = y * factor;
+    y.sum().backward();
+    return x.grad();
+  });
+  return seconds / (2 * kCalls);
+}
+
+double latency_within(const Communicator& host) {
+  std::vector<double> waits;
+  for (int i = 0; i < 10 * kRounds; i++) waits.push_back(seconds_that_takes([&] { host.barrier(); }));
+  return median_of(std::move(waits));
+}
+
+/// Of a rank in a gather and a reduction by all ranks of a host.
+double bandwidth_within(const Communicator& host, const at::TensorOptions& options) {
+  const auto whole = at::ones({host.size() * (int64_t{4} << 20)}, options);
+  const Piece piece{.whole = whole, .own = host.own_chunk(whole).clone()};
+  const auto seconds = seconds_of_call([&] {
+    host.all_gather({&piece, 1}).wait();
+    host.reduce_scatter({&piece, 1}).wait();
+    return piece.own;
+  });
+  return 2 * 4 * static_cast<double>(whole.numel() - piece.own.numel()) / seconds;
+}
+
+/// The median over the pairs of ranks on different hosts; what the machine has, if there are none.
+void take_outer_link(const Speeds& speeds, Machine& machine) {
+  std::vector<double> latencies, bandwidths;
+  for (const auto& pair : speeds.pairs) {
+    if (speeds.topology.host_of(pair.first) == speeds.topology.host_of(pair.second)) continue;
+    latencies.push_back(pair.latency);
+    bandwidths.push_back(pair.bandwidth);
+  }
+  if (!latencies.empty()) machine.outer = {.latency = median_of(std::move(latencies)), .bandwidth = median_of(std::move(bandwidths))};
+}
+
+}  // namespace
+
+void calibrate(const Communicator& world, const std::string& file) {
+  if (world.traits().traces || world.traits().simulated)
+    throw ConfigError("--calibrate measures ranks on CPUs and GPUs, and the transport {} has none", world.traits().name);
+  std::vector<int> colors;
+  for (int rank = 0; rank < world.size(); rank++) colors.push_back(world.topology().host_of(rank));
+  const auto host = world.split(colors);
+  const auto plain = at::TensorOptions(world.traits().device).dtype(at::kFloat);
+  const bool on_cpu = world.traits().device.is_cpu();
+  auto machine = on_cpu ? Machine::cpu() : Machine::gpu();
+  machine.ranks_per_host = host.size();
+
+  std::vector<Measurement> all;
+  machine.products.assign(std::size(kProductSides), {});
+  for (size_t i = 0; i < machine.products.size(); i++) {
+    const auto side = kProductSides[i];
+    auto& one = machine.products[i];
+    one.side = static_cast<double>(side);
+    all.push_back({fmt::format("product, side {}, float32", side), [=] { return product_speed(side, plain); }, &one.float32});
+    all.push_back({fmt::format("product, side {}, bfloat16", side), [=] { return product_speed(side, plain.dtype(at::kBFloat16)); }, &one.bfloat16});
+  }
+  all.push_back({"convolution", [=] { return convolution_speed(plain); }, &machine.convolution_flops});
+  std::vector<double> passes(std::size(kPassSizes));
+  for (size_t i = 0; i < passes.size(); i++) {
+    const auto size = kPassSizes[i];
+    all.push_back({fmt::format("pass over {} kB", 3 * size / 1024), [=] { return pass_speed(size, plain); }, &passes[i], bandwidth_text});
+  }
+  all.push_back({"step of AdamW", [=] { return optimizer_speed(plain); }, &machine.optimizer_bandwidth, bandwidth_text});
+  all.push_back({"operator on 8 values", [=] { return seconds_of_operator(plain); }, &machine.call, latency_text, Better::Less});
+  if (host.size() > 1) {
+    all.push_back({"latency within a host", [=] { return latency_within(host); }, &machine.inner.latency, latency_text, Better::Less});
+    all.push_back({"bandwidth within a host", [=] { return bandwidth_within(host, plain); }, &machine.inner.bandwidth, bandwidth_text});
+  }
+
+  auto values = at::zeros({std::ssize(all), world.size()}, at::kDouble);
+  for (size_t i = 0; i < all.size(); i++) {
+    world.barrier();
+    values[static_cast<int64_t>(i)][world.rank()] = all[i].measure();
+  }
+  values = values.to(world.traits().device);
+  world.all_reduce(values).wait();
+  values = values.cpu();
+  const auto speeds = measured_speeds(world);
+  if (!world.is_first()) return;
+
+  std::vector<SpeedRow> table;
+  for (size_t i = 0; i < all.size(); i++) {
+    const auto* begin = values[static_cast<int64_t>(i)].data_ptr<double>();
+    const std::vector<double> of_ranks(begin, begin + world.size());
+    *all[i].member = median_of(of_ranks);
+    table.push_back(speed_row(all[i].name, of_ranks, all[i].better, all[i].text,
+                              [&](size_t rank) { return fmt::format("rank {} ({})", rank, speeds.hosts[rank]); }));
+  }
+  machine.cached_bandwidth = std::ranges::max(passes);
+  machine.bandwidth = passes.back();
+  machine.cache = 0;
+  for (size_t i = 0; i < passes.size(); i++) {
+    if (passes[i] > std::sqrt(machine.cached_bandwidth * machine.bandwidth)) machine.cache = 3 * static_cast<double>(kPassSizes[i]);
+  }
+  machine.memory = on_cpu ? static_cast<double>(usable_memory().value_or(0)) : 0;  // that of GPUs is not known here
+  take_outer_link(speeds, machine);
+  machine.write(file);
+  fmt::print("{}  wrote the medians to {}{}\n", speed_table(std::move(table)), file,
+             speeds.topology.hosts() > 1 ? "" : "; there is one host, so the network between hosts is the built-in one");
+}
+
+}  // namespace tessera::cli
