@@ -41,17 +41,18 @@ struct ModelFacts {
 };
 
 struct Advice {
-  std::string kind;    // "one unit", "large unit", "small units", "frozen units", "unit used often", "order changes", "prefetches lost"
-  std::string unit;    // empty if the advice is about several units
-  std::string text;    // sentences with numbers
-  std::string change;  // lines of C++; empty if they depend on more than these facts
+  /// "one unit", "large unit", "small units", "frozen units", "unit used often", "order changes" or "prefetches lost"
+  std::string kind = {};
+  std::string unit = {};    // empty if the advice is about several units
+  std::string text = {};    // sentences with numbers
+  std::string change = {};  // lines of C++; empty if they depend on more than these facts
 };
 
 /// The most bytes of unsharded units in a step: of a unit, of the next one, and of the root, which stays unsharded.
 uint64_t expected_peak(const std::vector<UnitFacts>& units);
 
 /// Returns nothing for a single rank, and for a model that is divided well.
-std::vector<Advice> advice_on(const ModelFacts& model);
+std::vector<Advice> advice_for(const ModelFacts& model);
 
 /// "512 B", "1.5 kB", "21.3 MB"; "-" for nothing.
 std::string size_text(uint64_t bytes);
