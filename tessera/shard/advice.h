@@ -19,7 +19,7 @@ struct PartFacts {
 /// A unit on one rank. Numbers a step are means. Facts that are not known keep their defaults.
 struct UnitFacts {
   std::string name;
-  std::string class_name = {};        // of its module
+  std::string class_name = {};        // of its module; given if its parts are
   uint64_t bytes = 0;                 // of its whole parameters, in the dtype in which operators use them
   bool is_node_shared = false;        // unsharding takes no memory
   bool keeps = false;                 // reshard_after_forward is false
@@ -36,8 +36,6 @@ struct ModelFacts {
   int ranks = 1;
   double steps = 0;                    // over which the next numbers were counted
   uint64_t misses = 0, cancelled = 0;  // of all units
-  double latency = 50e-6;              // seconds that a collective takes whatever its size
-  double bandwidth = 4e9;              // bytes a second
 };
 
 struct Advice {
