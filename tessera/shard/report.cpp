@@ -10,6 +10,7 @@
 #include <ranges>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "tessera/base/table.h"
 #include "tessera/base/words.h"
@@ -185,11 +186,17 @@ std::string costs_of(const ModelFacts& model, uint64_t peak) {
 }
 
 std::string lines_of(const std::vector<Advice>& advice) {
+  constexpr size_t kMostColumns = 88;
   std::string text;
   for (const auto& item : advice) {
-    text += "advice: " + item.text + '\n';
+    std::string line = "advice:";
+    for (const auto& word : words_in(item.text)) {
+      if (line.size() + word.size() >= kMostColumns) text += std::exchange(line, " ") + '\n';
+      line += ' ' + word;
+    }
+    text += line + '\n';
     std::istringstream lines(item.change);
-    for (std::string line; std::getline(lines, line);) text += "    " + line + '\n';
+    for (line.clear(); std::getline(lines, line);) text += "    " + line + '\n';
   }
   return text;
 }
