@@ -9,6 +9,7 @@ package pyte, what ./quickstart makes and installs, and for the page chromium.
 """
 import html
 import itertools
+import json
 import os
 import pathlib
 import pty
@@ -44,9 +45,13 @@ class Scene:
     files: dict = field(default_factory=dict)
     rows: int = ROWS
     beside: str = ""  # runs meanwhile, unseen
+    begin: str = ""  # in the first row that is drawn below the command
 
 
 RECORDED = "TESSERA_RESIDENCE=gathered tessera launch -n 2 --record run mnist --use-nested-fsdp --num-epochs {} >log 2>&1"
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+         "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+         "rope_theta": 500000.0, "tie_word_embeddings": False, "hidden_act": "silu"}
 SCENES = [
     Scene("wizard", "tessera config asks which modules become units; the arrow keys have moved to the second entry of a menu",
           "tessera config --config-file run.yaml",
@@ -57,9 +62,11 @@ SCENES = [
     Scene("bar", "a training run on two ranks: what the first epoch has brought, and the progress bar of the second",
           "tessera launch -n 2 mnist --use-nested-fsdp --ckpt-prefix run/mnist",
           until=r"epoch 2/2 +6\d%.* left$"),  # with its end, because the terminal may have got half of the line
-    Scene("plan", "tessera plan: the memory of a rank by kind for each strategy, as bars, best first", "tessera plan --help"),
+    Scene("plan", "tessera plan: the memory of a rank by kind for each strategy, as bars, best first, and the command that starts the run",
+          "tessera plan Llama-3.1-8B -n 64 --device cuda --precision bf16 --memory 80GB", files={"Llama-3.1-8B/config.json": json.dumps(LLAMA)},
+          begin="█", rows=80),
     Scene("top", "tessera top: ranks, step, rate, memory, who is late, and the curve of the loss", "tessera top run",
-          until=r"step +\d{3,}", beside=RECORDED.format(8), rows=24),
+          until=r"step \d{4}", beside=RECORDED.format(8), rows=24),
     Scene("help", "the help of tessera: its commands, and examples", "tessera --help"),
 ]
 
@@ -112,6 +119,7 @@ class Terminal:
 
 def play(scene, folder):
     for name, content in scene.files.items():
+        pathlib.Path(folder, name).parent.mkdir(exist_ok=True)
         pathlib.Path(folder, name).write_text(content)
     beside = subprocess.Popen(scene.beside, shell=True, cwd=folder, env=environment_in(folder), start_new_session=True) if scene.beside else None
     terminal = Terminal(scene.rows)
@@ -143,7 +151,8 @@ COLOURS = {"black": "#6b7380", "red": "#f07178", "green": "#9ccc65", "brown": "#
            "cyan": "#70d6e3", "white": "#f4f6fa"}  # what pyte calls brown is yellow
 STYLE = f'text{{font:{SIZE}px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:{INK}}}'
 # Blocks become rectangles, since fonts leave gaps between them. Other text goes on over one space and ends before two, as columns do.
-PIECE = re.compile(r"█+|[▉-▏▕]|[^\s█-▏▕]+(?: [^\s█-▏▕]+)*")
+PIECE = re.compile(r"█+|▓+|▒+|░+|[▁-▇▉-▏▕]|[^\s▁-▓▕]+(?: [^\s▁-▓▕]+)*")
+SHADES = {"░": 0.25, "▒": 0.5, "▓": 0.75}
 
 
 def colour(name, otherwise):
@@ -151,13 +160,18 @@ def colour(name, otherwise):
     return otherwise if name == "default" else COLOURS.get(name.removeprefix("bright"), f"#{name}")
 
 
-def rectangle(x, y, width, fill, height=HEIGHT):
-    return f'<rect x="{x:g}" y="{y}" width="{width:g}" height="{height}" fill="{fill}"/>'
+def rectangle(x, y, width, fill, height=HEIGHT, opacity=1):
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}"' + f' fill-opacity="{opacity}"' * (opacity < 1) + "/>"
 
 
 def draw_piece(piece, x, y, ink, bold):
     if piece[0] == "▕":
         return rectangle(x + WIDTH * 7 / 8, y + 2, WIDTH / 8, ink, HEIGHT - 4)
+    if "▁" <= piece[0] <= "▇":
+        high = HEIGHT * (ord(piece) - ord("▁") + 1) / 8
+        return rectangle(x, y + HEIGHT - high, WIDTH, ink, high)
+    if piece[0] in SHADES:
+        return rectangle(x, y + 2, len(piece) * WIDTH, ink, HEIGHT - 4, SHADES[piece[0]])
     if "█" <= piece[0] <= "▏":
         return rectangle(x, y + 2, len(piece) * WIDTH * (ord("▏") + 1 - ord(piece[0])) / 8, ink, HEIGHT - 4)
     style = ";".join(["font-weight:bold"] * bold + [f"fill:{ink}"] * (ink != INK))
@@ -196,11 +210,13 @@ def row_of(screen, y, at=0):
 def draw(scene, screen):
     """The rows that are used."""
     cursor = screen.cursor
-    rows = 1 + max(y for y, line in enumerate(screen.display) if line.strip() or (y == cursor.y and not cursor.hidden))
-    lines = frame(scene.title, rows)
-    if not cursor.hidden:
-        lines.append(rectangle(LEFT + cursor.x * WIDTH, TOP + cursor.y * HEIGHT, WIDTH, "#7f8a9c"))
-    return "\n".join([*lines, *(row_of(screen, y, TOP + y * HEIGHT) for y in range(rows)), "</svg>", ""])
+    last = max(y for y, line in enumerate(screen.display) if line.strip() or (y == cursor.y and not cursor.hidden))
+    begin = next((y for y, line in enumerate(screen.display) if scene.begin and scene.begin in line), 1)
+    rows = [0, *range(begin, last + 1)]
+    lines = frame(scene.title, len(rows))
+    if not cursor.hidden and cursor.y in rows:
+        lines.append(rectangle(LEFT + cursor.x * WIDTH, TOP + rows.index(cursor.y) * HEIGHT, WIDTH, "#7f8a9c"))
+    return "\n".join([*lines, *(row_of(screen, y, TOP + at * HEIGHT) for at, y in enumerate(rows)), "</svg>", ""])
 
 
 # --- the recording -----------------------------------------------------------------------------------------------------------------
