@@ -19,14 +19,14 @@ struct PartFacts {
 /// A unit on one rank. Numbers a step are means. Facts that are not known keep their defaults.
 struct UnitFacts {
   std::string name;
-  std::string class_name = {};        // of its module; given if its parts are
-  uint64_t bytes = 0;                 // of its whole parameters, in the dtype in which operators use them
-  bool is_node_shared = false;        // unsharding takes no memory
-  bool keeps = false;                 // reshard_after_forward is false
-  bool is_frozen = false;             // all of its parameters are
-  bool is_tied = false;               // one of its parameters has several names
-  size_t depth = 0;                   // the number of units around it
-  double gathers = 0, received = 0;   // all-gathers a step, and bytes that they bring from other ranks
+  std::string class_name = {};       // of its module; given if its parts are
+  uint64_t bytes = 0;                // of its whole parameters, in the dtype in which operators use them
+  bool is_node_shared = false;       // unsharding takes no memory
+  bool keeps = false;                // reshard_after_forward is false
+  bool is_frozen = false;            // all of its parameters are
+  bool is_tied = false;              // one of its parameters has several names
+  size_t depth = 0;                  // the number of units around it
+  double gathers = 0, received = 0;  // all-gathers a step, and bytes that they bring from other ranks
   std::vector<PartFacts> parts = {};
 };
 

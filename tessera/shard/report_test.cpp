@@ -121,9 +121,9 @@ TEST(Describe, SaysWhatUnitsCostAndHasNoAdviceForAModelThatIsDividedWell) {
     auto model = wide_blocks();
     fully_shard(model, {.mesh = world, .residence = Residence::Gathered}, wrap_classes({"WideBlock"}));
     for (int i = 0; i < 3; i++) model->forward(torch::ones({2, 64})).sum().backward();
-    EXPECT_THAT(describe(*model), ::testing::AllOf(::testing::HasSubstr("\na step  of the peak"), ::testing::HasSubstr(" 2.0  1057.0 kB\n"),
-                                                   ::testing::HasSubstr("\n... and 1 more\n"),
-                                                   ::testing::Not(::testing::HasSubstr("advice"))));
+    EXPECT_THAT(describe(*model),
+                ::testing::AllOf(::testing::HasSubstr("\na step  of the peak"), ::testing::HasSubstr(" 2.0  1057.0 kB\n"),
+                                 ::testing::HasSubstr("\n... and 1 more\n"), ::testing::Not(::testing::HasSubstr("advice"))));
   });
 }
 
