@@ -310,7 +310,7 @@ def record(folder):
 def photograph(folder):
     browser = shutil.which("chromium") or shutil.which("google-chrome") or sys.exit("report.png needs chromium: apt-get install chromium")
     subprocess.run(f"{RECORDED.format(1)} && tessera report run", shell=True, cwd=folder, env=environment_in(folder), check=True, stdout=subprocess.DEVNULL)
-    subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=1.5", "--window-size=500,1000",
+    subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=3000", "--force-device-scale-factor=1.5", "--window-size=500,1000",
                     f"--screenshot={folder}/page.png", f"file://{folder}/run/report.html"], check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     return pathlib.Path(folder, "page.png").read_bytes()
 
