@@ -11,8 +11,8 @@
 namespace tessera {
 namespace {
 
-constexpr double kStart = 50e-6;                // seconds that a collective takes whatever its size
-constexpr uint64_t kSmallest = 200'000;         // bytes; a transfer of fewer takes less time than its start
+constexpr double kSecondsToStart = 50e-6;       // seconds that a collective takes whatever its size
+constexpr uint64_t kBytesWorthStart = 200'000;  // bytes; a transfer of fewer takes less time than its start
 constexpr uint64_t kWorthDividing = 1'000'000;  // bytes; smaller units are never too large
 
 double ratio_of(uint64_t part, uint64_t whole) {
@@ -94,7 +94,7 @@ class UnitAdviser {
       auto divided = units_;
       std::vector<PartFacts> parts;
       for (const auto& part : units_[at].parts) {
-        if (part.depth != depth || part.bytes < kSmallest || part.bytes > divided[at].bytes) continue;
+        if (part.depth != depth || part.bytes < kBytesWorthStart || part.bytes > divided[at].bytes) continue;
         divided[at].bytes -= part.bytes;
         parts.push_back(part);
         divided.insert(divided.begin() + static_cast<std::ptrdiff_t>(at + parts.size()),
@@ -111,24 +111,24 @@ class UnitAdviser {
     std::set<std::string> classes;
     double bytes = 0, collectives = 0;
     for (const auto& unit : units_) {
-      if (unit.is_node_shared || unit.bytes >= kSmallest || is_root(unit)) continue;
+      if (unit.is_node_shared || unit.bytes >= kBytesWorthStart || is_root(unit)) continue;
       names.push_back(unit.name);
       classes.insert(unit.class_name);
       bytes += static_cast<double>(unit.bytes);
       collectives += (unit.gathers > 0 ? unit.gathers : 2) + (unit.is_frozen ? 0 : 1);
     }
     if (names.size() < 4 || 2 * names.size() < units_.size()) return;
-    const auto left = std::ceil(bytes / (8 * kSmallest)), saved = collectives * (1 - left / static_cast<double>(names.size()));
+    const auto left = std::ceil(bytes / (8 * kBytesWorthStart)), saved = collectives * (1 - left / static_cast<double>(names.size()));
     found_.push_back(
         {"small units", "",
          fmt::format("{} of {} units have less than {}, so that the start of a transfer takes longer than its bytes: {}. As {} "
                      "they would save {:.0f} of {:.0f} collectives a step, about {:.1f} ms.",
-                     names.size(), units_.size(), size_text(kSmallest), some_of(names), counted(static_cast<int64_t>(left), "unit"), saved,
-                     collectives, saved * kStart * 1e3),
+                     names.size(), units_.size(), size_text(kBytesWorthStart), some_of(names), counted(static_cast<int64_t>(left), "unit"),
+                     saved, collectives, saved * kSecondsToStart * 1e3),
          classes.contains("") ? ""
                               : fmt::format("auto policy = tessera::wrap_classes({{\"{}\"}});\npolicy.merge_below = {};  // values\n"
                                             "tessera::fully_shard(model, options, policy);",
-                                            fmt::join(classes, "\", \""), 2 * kSmallest)});
+                                            fmt::join(classes, "\", \""), 2 * kBytesWorthStart)});
   }
 
   void frozen_units() {

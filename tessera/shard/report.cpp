@@ -185,7 +185,7 @@ std::string costs_of(const ModelFacts& model, uint64_t peak) {
   return table_of(rows, "<>>>") + (others > 0 ? fmt::format("... and {} more\n", others) : "");
 }
 
-std::string lines_of(const std::vector<Advice>& advice) {
+std::string advice_lines(const std::vector<Advice>& advice) {
   constexpr size_t kMostColumns = 88;
   std::string text;
   for (const auto& item : advice) {
@@ -246,7 +246,7 @@ std::string describe(ConstModuleRef module) {
                      counted(buffers, "value"), total.gathered_bytes == 0 ? "nothing" : size_text(total.gathered_bytes)) +
          fmt::format("peak of unsharded units {}, uses not foreseen {}, prefetches cancelled {}\n", size_text(total.peak_unsharded_bytes),
                      total.misses, total.cancelled) +
-         costs_of(facts, total.peak_unsharded_bytes) + lines_of(advice_for(facts));
+         costs_of(facts, total.peak_unsharded_bytes) + advice_lines(advice_for(facts));
 }
 
 }  // namespace tessera
