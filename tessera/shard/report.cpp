@@ -91,15 +91,25 @@ std::vector<InTree> in_tree_order(const std::vector<std::shared_ptr<Unit>>& all)
   return result;
 }
 
-UnitFacts unit_facts(const InTree& in_tree, double steps) {
-  auto& unit = *in_tree.unit;
-  UnitFacts facts{.name = unit.name(), .is_frozen = true, .depth = in_tree.depth};
-  facts.is_node_shared = unit.memory().residence == "node-shared";
+/// Bytes of the whole parameters whose names in the unit's module begin with this.
+uint64_t bytes_below(const Unit& unit, const std::string& prefix) {
+  uint64_t bytes = 0;
   for (const auto& group : unit.groups()) {
     for (const auto& parameter : group.parameters) {
-      facts.bytes += static_cast<uint64_t>(parameter.span.numel) * c10::elementSize(group.unsharded_dtype);
-      facts.is_tied |= !parameter.other_names.empty();
+      if (!parameter.local_name.starts_with(prefix)) continue;
+      bytes += static_cast<uint64_t>(parameter.span.numel) * c10::elementSize(group.unsharded_dtype);
     }
+  }
+  return bytes;
+}
+
+UnitFacts unit_facts(const InTree& in_tree, double steps) {
+  auto& unit = *in_tree.unit;
+  const bool is_whole = unit.mesh().shard().size() == 1;  // on every rank, so that nothing is unsharded
+  UnitFacts facts{.name = unit.name(), .bytes = is_whole ? 0 : bytes_below(unit, ""), .is_frozen = true, .depth = in_tree.depth};
+  facts.is_node_shared = is_whole || unit.memory().residence == "node-shared";
+  for (const auto& group : unit.groups()) {
+    for (const auto& parameter : group.parameters) facts.is_tied |= !parameter.other_names.empty();
     for (const auto& parameter : group.listed()) facts.is_frozen &= !parameter.shard.requires_grad();
   }
   const LockedState state(unit);
@@ -119,12 +129,7 @@ void add_parts(UnitFacts& facts, const Unit& unit, const torch::nn::Module& modu
     if (boundary_of(*child.value()).is_sharded) continue;
     PartFacts part{.path = path_below(path, child.key()), .class_name = class_name(*child.value()), .depth = depth};
     const auto inside = path_below(local, child.key());
-    for (const auto& group : unit.groups()) {
-      for (const auto& parameter : group.parameters) {
-        if (!parameter.local_name.starts_with(inside + ".")) continue;
-        part.bytes += static_cast<uint64_t>(parameter.span.numel) * c10::elementSize(group.unsharded_dtype);
-      }
-    }
+    part.bytes = bytes_below(unit, inside + ".");
     const auto& name = part.class_name;
     const bool is_container = name == "ModuleList" || name == "ModuleDict" || name == "Sequential";
     if (part.bytes == 0) continue;
@@ -142,17 +147,19 @@ ModelFacts model_facts(ConstModuleRef model, const std::vector<InTree>& tree) {
     facts.ranks = std::max(facts.ranks, unit->mesh().shard().size());
   }
   for (const auto& in_tree : tree) facts.units.push_back(unit_facts(in_tree, facts.steps));
-  for (const auto& item : model->named_modules()) {
-    for (const auto& unit : units_of(*item.value())) {
+  const auto add_classes = [&](const torch::nn::Module& module, const std::string& path) {
+    for (const auto& unit : units_of(module)) {
       const auto at = static_cast<size_t>(std::ranges::find(tree, unit, &InTree::unit) - tree.begin());
       if (at == tree.size()) continue;
       auto& own = facts.units[at];
-      const auto name = class_name(*item.value());
+      const auto name = class_name(module);
       const bool is_first = own.class_name.empty();
       own.class_name = is_first || own.class_name == name ? name : kSeveral;
-      if (is_first && unit->name().find('+') == std::string::npos) add_parts(own, *unit, *item.value(), item.key(), {}, 1);
+      if (is_first && unit->name().find('+') == std::string::npos) add_parts(own, *unit, module, path, {}, 1);
     }
-  }
+  };
+  add_classes(*model, {});
+  for (const auto& item : model->named_modules(/*name_prefix=*/{}, /*include_self=*/false)) add_classes(*item.value(), item.key());
   // Classes that several units have can't be named to divide one of them.
   std::map<std::string, std::set<std::string>> holders;
   for (const auto& unit : facts.units) {

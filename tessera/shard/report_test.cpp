@@ -29,6 +29,14 @@ TEST(Describe, SaysThatNothingIsSharded) {
   EXPECT_THAT(describe(*seeded_net()), ::testing::HasSubstr("call tessera::fully_shard first"));
 }
 
+TEST(Describe, TakesAModelThatNoSharedPointerOwns) {
+  with_ranks(2, [](const Communicator& world) {
+    NetImpl net;
+    fully_shard(net, {.mesh = world});
+    EXPECT_THAT(describe(net), ::testing::HasSubstr("\n224 parameters in 1 unit"));
+  });
+}
+
 TEST(Describe, CountsParametersApartFromBuffers) {
   with_ranks(2, [](const Communicator& world) {
     torch::nn::Sequential model(torch::nn::Linear(6, 3), torch::nn::BatchNorm1d(3));
