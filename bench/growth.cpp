@@ -2,9 +2,11 @@
 // a growing number of units.
 //   build/bin/bench_growth [steps|units]
 #include <fmt/format.h>
+#include <tessera/base/table.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
+#include <array>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -49,17 +51,19 @@ int main(int argc, char** argv) {
   const std::string part = argc > 1 ? argv[1] : "";
   if (part != "units") {
     constexpr int kUnits = 64;
-    fmt::print("a step of {} small units\n{:>8} {:>10}\n", kUnits, "ranks", "ms");
-    for (const int ranks : {2, 8, 64, 512, 4096}) fmt::print("{:>8} {:>10.1f}\n", ranks, step_time(ranks, kUnits));
+    std::vector<std::array<std::string, 2>> rows = {{"ranks", "ms"}};
+    for (const int ranks : {2, 8, 64, 512, 4096}) rows.push_back({std::to_string(ranks), fmt::format("{:.1f}", step_time(ranks, kUnits))});
+    fmt::print("a step of {} small units\n{}", kUnits, tessera::table_of(rows, ">>"));
   }
   if (part != "steps") {
     step_time(2, 8);  // keeps the cost of the library's first use out of the table
-    fmt::print("making units for 2 ranks\n{:>8} {:>10} {:>12}\n", "units", "ms", "us a unit");
+    std::vector<std::array<std::string, 3>> rows = {{"units", "ms", "us a unit"}};
     for (const int units : {8, 64, 512, 4096}) {
       Model model(units);
       const auto took = 1e3 * bench::seconds_of([&] { shard(model, tessera::fake_world(0, 2)); });
-      fmt::print("{:>8} {:>10.1f} {:>12.1f}\n", units, took, 1e3 * took / units);
+      rows.push_back({std::to_string(units), fmt::format("{:.1f}", took), fmt::format("{:.1f}", 1e3 * took / units)});
     }
+    fmt::print("making units for 2 ranks\n{}", tessera::table_of(rows, ">>>"));
   }
   return EXIT_SUCCESS;
 }

@@ -595,6 +595,7 @@ other_test(install/package COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/
 
 # The pages: their listings stand in the examples, and their command lines are run as a reader would.
 other_test(guides/listings COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" listings "${PROJECT_SOURCE_DIR}")
+other_test(guides/pictures COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pictures.py" "${PROJECT_SOURCE_DIR}")
 find_program(BASH bash)
 other_test(guides/scaling COMMAND ${BASH} -c "set -o pipefail && bench/scaling --tables --model \"$0\" | (! grep -Fxv -f docs/scaling.md)"
   $<TARGET_FILE:bench_scaling_model>)

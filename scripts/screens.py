@@ -1,19 +1,22 @@
-"""Makes the pictures in docs/screens: what a person sees on a terminal, as SVG files.
+"""Makes the pictures in docs/screens: terminals as SVG files, and a page as a PNG file.
 
-screens.py            all pictures
-screens.py wizard     only this one
-screens.py recording  a job in half a minute, which moves: a rank is killed, and later another number of ranks goes on
+screens.py                  all pictures
+screens.py plan top report  only these
+screens.py recording        a job in half a minute, which moves: a rank is killed, and later another number of ranks goes on
 
 Runs the programs in build/bin on a real terminal (a pty), presses keys, and draws what then stands on the screen. Needs the Python
-package pyte, and what ./quickstart makes and installs.
+package pyte, what ./quickstart makes and installs, and for the page chromium.
 """
 import html
 import itertools
+import json
 import os
 import pathlib
 import pty
 import re
 import select
+import shutil
+import signal
 import sys
 import subprocess
 import tempfile
@@ -27,7 +30,7 @@ except ImportError:
     sys.exit(f"the package that interprets what programs send to terminals is missing: {sys.executable} -m pip install pyte")
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-COLUMNS, ROWS = 100, 40
+COLUMNS, ROWS = 80, 40
 PATIENCE = 60  # seconds without any output
 ENTER, DOWN, CONTROL_C = b"\r", b"\x1b[B", b"\x03"
 
@@ -41,8 +44,14 @@ class Scene:
     until: str = ""  # what must stand on the screen for the picture; unless given, the program runs to its end
     files: dict = field(default_factory=dict)
     rows: int = ROWS
+    beside: str = ""  # runs meanwhile, unseen
+    begin: str = ""  # in the first row that is drawn below the command
 
 
+RECORDED = "TESSERA_RESIDENCE=gathered tessera launch -n 2 --record run mnist --use-nested-fsdp --num-epochs {} >log 2>&1"
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+         "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+         "rope_theta": 500000.0, "tie_word_embeddings": False, "hidden_act": "silu"}
 SCENES = [
     Scene("wizard", "tessera config asks which modules become units; the arrow keys have moved to the second entry of a menu",
           "tessera config --config-file run.yaml",
@@ -53,15 +62,18 @@ SCENES = [
     Scene("bar", "a training run on two ranks: what the first epoch has brought, and the progress bar of the second",
           "tessera launch -n 2 mnist --use-nested-fsdp --ckpt-prefix run/mnist",
           until=r"epoch 2/2 +6\d%.* left$"),  # with its end, because the terminal may have got half of the line
+    Scene("plan", "tessera plan: the memory of a rank by kind for each strategy, as bars, best first, and the command that starts the run",
+          "tessera plan Llama-3.1-8B -n 64 --device cuda --precision bf16 --memory 80GB", files={"Llama-3.1-8B/config.json": json.dumps(LLAMA)},
+          begin="█", rows=80),
+    Scene("top", "tessera top: ranks, step, rate, memory, who is late, and the curve of the loss", "tessera top run",
+          until=r"step \d{4}", beside=RECORDED.format(8), rows=24),
     Scene("help", "the help of tessera: its commands, and examples", "tessera --help"),
-    Scene("failure", "a rank fails: launch names it, stops the other one and repeats its last words",
-          "tessera launch -n 2 sh -c 'echo reading part.$RANK; cat part.$RANK && sleep 60'", files={"part.0": ""}),
-    Scene("explain", "tessera config explain: each value, and whether a flag, a variable, the file or the default gave it",
-          "FSDP_OFFLOAD_PARAMS=true tessera config explain --config-file run.yaml --set num_processes=4",
-          files={"run.yaml": "num_processes: 2\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n"
-                             "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_transformer_layer_cls_to_wrap: BertLayer\n"
-                             "  fsdp_activation_checkpointing: true\n"}, rows=70),
 ]
+
+
+def environment_in(folder):
+    """Neither the settings nor the paths of the person who makes the pictures belong into them."""
+    return {"PATH": f"{ROOT}/build/bin:/usr/bin:/bin", "HOME": folder, "TERM": "xterm-256color", "LANG": "C.UTF-8"}
 
 
 class Terminal:
@@ -78,9 +90,7 @@ class Terminal:
         if self.child == 0:
             termios.tcsetwinsize(0, (self.screen.lines, COLUMNS))
             os.chdir(folder)
-            # Neither the settings nor the paths of the person who makes the pictures belong into them.
-            environment = {"PATH": f"{ROOT}/build/bin:/usr/bin:/bin", "HOME": folder, "TERM": "xterm-256color", "LANG": "C.UTF-8"}
-            os.execve("/bin/sh", ["sh", "-c", command], environment)
+            os.execve("/bin/sh", ["sh", "-c", command], environment_in(folder))
 
     def text(self):
         return "\n".join(line.rstrip() for line in self.screen.display)
@@ -109,7 +119,9 @@ class Terminal:
 
 def play(scene, folder):
     for name, content in scene.files.items():
+        pathlib.Path(folder, name).parent.mkdir(exist_ok=True)
         pathlib.Path(folder, name).write_text(content)
+    beside = subprocess.Popen(scene.beside, shell=True, cwd=folder, env=environment_in(folder), start_new_session=True) if scene.beside else None
     terminal = Terminal(scene.rows)
     terminal.stream.feed(Terminal.PROMPT + scene.command.encode() + b"\r\n")
     terminal.start(scene.command, folder)
@@ -126,17 +138,21 @@ def play(scene, folder):
     if scene.until:
         os.write(terminal.fd, CONTROL_C)
         terminal.run()
+    if beside:
+        os.killpg(beside.pid, signal.SIGTERM)
+        beside.wait()
     return picture
 
 
 WIDTH, HEIGHT, SIZE = 9, 20, 15  # of a cell, and of letters, which are 0.6 of that wide in most fonts
-LEFT, TOP, BOTTOM = 18, 44, 14  # what the frame takes
+LEFT, TOP, BOTTOM = 12, 44, 14  # what the frame takes
 PAPER, INK = "#1b1f27", "#d3d9e3"
 COLOURS = {"black": "#6b7380", "red": "#f07178", "green": "#9ccc65", "brown": "#ffcb6b", "blue": "#82aaff", "magenta": "#d3a2f2",
            "cyan": "#70d6e3", "white": "#f4f6fa"}  # what pyte calls brown is yellow
 STYLE = f'text{{font:{SIZE}px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:{INK}}}'
 # Blocks become rectangles, since fonts leave gaps between them. Other text goes on over one space and ends before two, as columns do.
-PIECE = re.compile(r"█+|[▉-▏▕]|[^\s█-▏▕]+(?: [^\s█-▏▕]+)*")
+PIECE = re.compile(r"█+|▓+|▒+|░+|[▁-▇▉-▏▕]|[^\s▁-▓▕]+(?: [^\s▁-▓▕]+)*")
+SHADES = {"░": 0.25, "▒": 0.5, "▓": 0.75}
 
 
 def colour(name, otherwise):
@@ -144,13 +160,18 @@ def colour(name, otherwise):
     return otherwise if name == "default" else COLOURS.get(name.removeprefix("bright"), f"#{name}")
 
 
-def rectangle(x, y, width, fill, height=HEIGHT):
-    return f'<rect x="{x:g}" y="{y}" width="{width:g}" height="{height}" fill="{fill}"/>'
+def rectangle(x, y, width, fill, height=HEIGHT, opacity=1):
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}"' + f' fill-opacity="{opacity}"' * (opacity < 1) + "/>"
 
 
 def draw_piece(piece, x, y, ink, bold):
     if piece[0] == "▕":
         return rectangle(x + WIDTH * 7 / 8, y + 2, WIDTH / 8, ink, HEIGHT - 4)
+    if "▁" <= piece[0] <= "▇":
+        high = HEIGHT * (ord(piece) - ord("▁") + 1) / 8
+        return rectangle(x, y + HEIGHT - high, WIDTH, ink, high)
+    if piece[0] in SHADES:
+        return rectangle(x, y + 2, len(piece) * WIDTH, ink, HEIGHT - 4, SHADES[piece[0]])
     if "█" <= piece[0] <= "▏":
         return rectangle(x, y + 2, len(piece) * WIDTH * (ord("▏") + 1 - ord(piece[0])) / 8, ink, HEIGHT - 4)
     style = ";".join(["font-weight:bold"] * bold + [f"fill:{ink}"] * (ink != INK))
@@ -182,25 +203,27 @@ def frame(title, rows):
     ]
 
 
-def row_of(screen, y):
-    return "".join(draw_row([screen.buffer[y][x] for x in range(COLUMNS)], TOP + y * HEIGHT))
+def row_of(screen, y, at=0):
+    return "".join(draw_row([screen.buffer[y][x] for x in range(COLUMNS)], at))
 
 
 def draw(scene, screen):
     """The rows that are used."""
     cursor = screen.cursor
-    rows = 1 + max(y for y, line in enumerate(screen.display) if line.strip() or (y == cursor.y and not cursor.hidden))
-    lines = frame(scene.title, rows)
-    if not cursor.hidden:
-        lines.append(rectangle(LEFT + cursor.x * WIDTH, TOP + cursor.y * HEIGHT, WIDTH, "#7f8a9c"))
-    return "\n".join([*lines, *(row_of(screen, y) for y in range(rows)), "</svg>", ""])
+    last = max(y for y, line in enumerate(screen.display) if line.strip() or (y == cursor.y and not cursor.hidden))
+    begin = next((y for y, line in enumerate(screen.display) if scene.begin and scene.begin in line), 1)
+    rows = [0, *range(begin, last + 1)]
+    lines = frame(scene.title, len(rows))
+    if not cursor.hidden and cursor.y in rows:
+        lines.append(rectangle(LEFT + cursor.x * WIDTH, TOP + rows.index(cursor.y) * HEIGHT, WIDTH, "#7f8a9c"))
+    return "\n".join([*lines, *(row_of(screen, y, TOP + at * HEIGHT) for at, y in enumerate(rows)), "</svg>", ""])
 
 
 # --- the recording -----------------------------------------------------------------------------------------------------------------
 
 TRAIN = "tessera launch -n {} --max-restarts 1 mnist --num-epochs {} --ckpt-prefix run/mnist --save-steps 500 --no-ckpt-consolidation"
-RECORDED_ROWS, SPEED, LAST = 22, 4, 4.0  # rows; how much faster it goes; seconds that its end stays
-TICK = 0.25
+RECORDED_ROWS, SPEED, FIRST, LAST = 22, 4, 2.0, 4.0  # rows; how much faster it goes; seconds that its end stands before and after it
+TICK = 0.5
 
 
 class Recording:
@@ -240,20 +263,24 @@ class Recording:
         self.take()
 
     def picture(self, title):
-        end = self.now + LAST
+        end = FIRST + self.now + LAST
         lines = frame(title, RECORDED_ROWS)
+        lines.append("<style>@media(prefers-reduced-motion:reduce){.past{visibility:hidden!important}.last{visibility:visible!important}}</style>")
         # The clock that begins anew when it ends.
         lines.append(f'<rect width="0" height="0"><animate id="clock" attributeName="x" from="0" to="0" begin="0s;clock.end" dur="{end:.2f}s"/></rect>')
-        for row in self.rows:
-            for i, (begin, shown) in enumerate(row):
-                until = row[i + 1][0] if i + 1 < len(row) else end
-                if not shown or until <= begin:
+        known = {}  # each row once, because lines move up
+        for y, row in enumerate(self.rows):
+            for (begin, shown), (until, _) in zip(row, [*row[1:], (None, "")]):
+                if not shown or until is not None and until <= begin:
                     continue
-                if i + 1 < len(row):
-                    lines.append(f'<g visibility="hidden"><set attributeName="visibility" to="visible" begin="clock.begin+{begin:.2f}s" '
-                                 f'dur="{until - begin:.2f}s"/>{shown}</g>')
-                else:  # what stands there where nothing moves
-                    lines.append(f'<g><set attributeName="visibility" to="hidden" begin="clock.begin" dur="{begin:.2f}s"/>{shown}</g>')
+                use = f'<use href="#r{known.setdefault(shown, len(known))}" y="{TOP + y * HEIGHT}"'
+                if until is not None:
+                    lines.append(f'{use} class="past" visibility="hidden"><set attributeName="visibility" to="visible" '
+                                 f'begin="clock.begin+{FIRST + begin:.2f}s" dur="{until - begin:.2f}s"/></use>')
+                else:  # what stands there first, last, and where nothing moves
+                    lines.append(f'{use} class="last"><set attributeName="visibility" to="hidden" begin="clock.begin+{FIRST}s" '
+                                 f'dur="{max(begin, 0.01):.2f}s"/></use>')
+        lines.append("<defs>" + "".join(f'<g id="r{number}">{shown}</g>' for shown, number in known.items()) + "</defs>")
         return "\n".join([*lines, "</svg>", ""])
 
 
@@ -277,16 +304,29 @@ def record(folder):
     return recording.picture("a job on two ranks: one is killed, all start again from the last checkpoint; later it goes on on three ranks")
 
 
-PICTURES = {scene.name: lambda folder, scene=scene: play(scene, folder) for scene in SCENES} | {"recording": record}
-if {"-h", "--help"} & set(sys.argv[1:]):
+# --- the page ----------------------------------------------------------------------------------------------------------------------
+
+
+def photograph(folder):
+    browser = shutil.which("chromium") or shutil.which("google-chrome") or sys.exit("report.png needs chromium: apt-get install chromium")
+    subprocess.run(f"{RECORDED.format(1)} && tessera report run", shell=True, cwd=folder, env=environment_in(folder), check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=3000", "--force-device-scale-factor=1.5", "--window-size=500,1000",
+                    f"--screenshot={folder}/page.png", f"file://{folder}/run/report.html"], check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    return pathlib.Path(folder, "page.png").read_bytes()
+
+
+PICTURES = {f"{scene.name}.svg": lambda folder, scene=scene: play(scene, folder).encode() for scene in SCENES}
+PICTURES |= {"recording.svg": lambda folder: record(folder).encode(), "report.png": photograph}
+wanted = set(sys.argv[1:])
+if {"-h", "--help"} & wanted:
     sys.exit(print(__doc__.strip()))
-if unknown := set(sys.argv[1:]) - set(PICTURES):
+if unknown := wanted - {pathlib.Path(name).stem for name in PICTURES}:
     sys.exit(f"there is no picture {min(unknown)}; there are {', '.join(PICTURES)}")
 for name, make in PICTURES.items():
-    if name in sys.argv[1:] or len(sys.argv) == 1:
+    if not wanted or pathlib.Path(name).stem in wanted:
         with tempfile.TemporaryDirectory() as folder:
             picture = make(folder)
-        path = ROOT / "docs/screens" / f"{name}.svg"
+        path = ROOT / "docs/screens" / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(picture)
+        path.write_bytes(picture)
         print(f"wrote {path.relative_to(ROOT)}")

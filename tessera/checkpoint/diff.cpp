@@ -5,11 +5,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/table.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/convert/pieces.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
@@ -153,21 +155,12 @@ std::string to_table(const Difference& difference) {
   std::string text;
   for (const auto& name : difference.only_one) text += fmt::format("only in the first: {}\n", printable(name));
   for (const auto& name : difference.only_other) text += fmt::format("only in the second: {}\n", printable(name));
-  if (!difference.different.empty()) {
-    size_t names = 6, kinds = 5;
-    const auto kind_of = [](const TensorDifference& tensor) {
-      return tensor.one == tensor.other ? tensor.one : tensor.one + " / " + tensor.other;
-    };
-    for (const auto& tensor : difference.different) {
-      names = std::max(names, printable(tensor.name).size());
-      kinds = std::max(kinds, kind_of(tensor).size());
-    }
-    text += fmt::format("{:<{}}  {:<{}}  {:>12}  {:>12}  {:>12}\n", "tensor", names, "kind", kinds, "values", "absolute", "relative");
-    for (const auto& tensor : difference.different) {
-      text += fmt::format("{:<{}}  {:<{}}  {:>12}  {:>12.4g}  {:>12.4g}\n", printable(tensor.name), names, kind_of(tensor), kinds,
-                          tensor.values, tensor.largest, tensor.largest_relative);
-    }
+  std::vector<std::array<std::string, 5>> rows = {{"tensor", "kind", "values", "absolute", "relative"}};
+  for (const auto& tensor : difference.different) {
+    rows.push_back({printable(tensor.name), tensor.one == tensor.other ? tensor.one : tensor.one + " / " + tensor.other,
+                    std::to_string(tensor.values), fmt::format("{:.4g}", tensor.largest), fmt::format("{:.4g}", tensor.largest_relative)});
   }
+  if (rows.size() > 1) text += table_of(rows, "<<>>>");
   const auto others = difference.only_one.size() + difference.only_other.size() + difference.different.size();
   text += fmt::format("{} {} equal, {} {} not\n", counted(difference.equal, "tensor"), difference.equal == 1 ? "is" : "are", others,
                       others == 1 ? "is" : "are");

@@ -62,7 +62,7 @@ TEST(CommandLine, IsRefusedInWordsOfOurOwn) {
       {{"config", "--set", "num_procs=2"}, "there is no key 'num_procs'"},
       {{"config", "explain", "nowhere"}, "'nowhere' belongs to no flag (did you mean --config-file nowhere?)"},
       {{"config", "run.yaml"}, "there is no command 'run.yaml' (did you mean --config-file run.yaml?)"},
-      {{"estimate-memory", "bert"}, "estimate-memory is refused: Tessera knows a model only in the program that makes it"},
+      {{"estimate-memory", "bert"}, "estimate-memory is refused: tessera plan MODEL -n RANKS"},
       {{"help", "lunch"}, "there is no command 'lunch' (did you mean launch?)"},
       {{"versions"}, "there is no command 'versions' (did you mean version?)"},
       {{"merge", "a", "b"}, "there is no command 'merge' (did you mean ckpt merge?)"},

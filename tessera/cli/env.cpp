@@ -18,6 +18,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/launcher.h"
 #include "tessera/base/process.h"
+#include "tessera/base/table.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/facts.h"
@@ -166,13 +167,13 @@ void print_for_people(const std::vector<Chapter>& all) {
   for (const auto& [name, facts] : all) {
     fmt::print("{}\n", name);
     if (facts.empty()) fmt::print("  nothing is set\n");
-    size_t widest = 0;
-    for (const auto& fact : facts) widest = std::max(widest, fact.name.size());
+    std::vector<std::array<std::string, 2>> rows;
     for (const auto& fact : facts) {
-      auto words = fact.name;
+      auto words = "  " + fact.name;
       if (name != "environment" && name != "launcher" && name != "configuration" && name != "transports" && name != "xla_plugins") std::ranges::replace(words, '_', ' ');
-      fmt::print("  {:<{}}  {}\n", words, widest, fact.text);
+      rows.push_back({words, fact.text});
     }
+    fmt::print("{}", table_of(rows, "<<"));
   }
 }
 

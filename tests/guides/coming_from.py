@@ -15,6 +15,7 @@ THEIRS = {
                         "torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "torch.distributed.device_mesh", "torch.distributed.tensor",
                         "torch.distributed.fsdp.wrap", "torch.distributed.fsdp.sharded_grad_scaler", "torch.nn.utils", "torch.autograd.graph",
                         "torch.amp", "torch"],
+    "Looking at runs": ["torch.profiler", "torch._subclasses.fake_tensor", "torch"],
     "DDP": ["torch.distributed", "torch.nn.parallel", "torch.nn", "torch.utils.data", "torch.utils.data.distributed", "torch.distributed.optim"],
     "Accelerate": ["accelerate", "accelerate.utils", "accelerate.optimizer", "accelerate.scheduler"],
 }

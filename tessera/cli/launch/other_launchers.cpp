@@ -60,7 +60,7 @@ constexpr std::array kRefusedByLaunch = {
 };
 
 constexpr std::array kRefusedCommands = {
-    OtherWord{"estimate-memory", "Tessera knows a model only in the program that makes it; call tessera::describe(*model) there"},
+    OtherWord{"estimate-memory", "tessera plan MODEL -n RANKS says more: the memory of each strategy, with activations, and the time of a step"},
     OtherWord{"tpu-config", kPods},
 };
 
