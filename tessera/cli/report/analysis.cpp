@@ -60,9 +60,9 @@ void add_costs(const RecordedRun& run, Analysis& all) {
       if (event.category == "reduce") cost.reduce_wait += seconds;
       if (event.operation != "all_gather") continue;
       cost.gathers += each, cost.bytes += event.bytes * each, cost.transfer += (event.end - event.ready) * each;
-      // Late: the program waits for it already, or does so in the first quarter of its time.
+      // Late: the program waits for it already, or begins to before a quarter of its transfer could be done.
       const auto wait = std::ranges::upper_bound(waits, event.begin, {}, &TraceEvent::end);
-      if (wait != waits.end() && wait->unit == event.unit && wait->begin < event.begin + (event.end - event.begin) / 4)
+      if (wait != waits.end() && wait->unit == event.unit && wait->begin < event.begin + (event.end - event.ready) / 4)
         cost.late_wait += waited_in(waits, event.ready, event.end) * each;
     }
   }

@@ -84,7 +84,8 @@ json over_time(const RecordedRun& run, const std::vector<int>& shown) {
   for (int rank = 0; rank < run.world(); rank++) {
     std::vector<RankLine> own(bins);
     for (const auto& line : run.ranks[rank].lines) {
-      for (auto* sum : {&own[bin(line.time)], &sums[bin(line.time)]}) {
+      const auto place = bin(line.time - line.seconds / 2);
+      for (auto* sum : {&own[place], &sums[place]}) {
         for (const auto& [name, part] : kParts) sum->*part += line.*part;
         sum->seconds += line.seconds, sum->steps += line.steps;
       }
