@@ -403,6 +403,15 @@ foreach(_part IN ITEMS Training Settings ${_devices})
   set_tests_properties(recipes/glue_${_part} PROPERTIES TIMEOUT 300 COST 100)
 endforeach()
 
+# The pages of `tessera report` in a browser, and its merged traces; Perfetto's own program reads these where it can be had.
+other_test(cli/report_trace COMMAND ${_python} "${PROJECT_SOURCE_DIR}/tests/report/report.py" $<TARGET_FILE:tessera_cli> Trace)
+find_program(CHROMIUM NAMES chromium chromium-browser google-chrome)
+if(CHROMIUM)
+  other_test(cli/report_page COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/report/report.py" $<TARGET_FILE:tessera_cli> Page ${CHROMIUM})
+else()
+  message(STATUS "There is no Chromium here, which ./check --long installs: the test that looks at the pages of tessera report is left out")
+endif()
+
 if(Libtorch_PYTHON)
   set(_engines "")
   file(GLOB _llama_cpp "${PROJECT_SOURCE_DIR}/build/python/lib/python3*/site-packages/llama_cpp")

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "tessera/base/words.h"
@@ -141,32 +142,35 @@ class Adviser {
     }
   }
 
-  void small_units() {
-    double best = 0, share = 0;  // bytes per second; part of a step
+  struct UnitsFound {
     std::vector<std::string> names;
-    const auto rate = [](const UnitCost& cost) { return cost.transfer > 0 ? cost.bytes / cost.transfer : 0; };
-    for (const auto& cost : all_.units) best = std::max(best, rate(cost));
+    double sum = 0, most = 0;
+  };
+  /// Units for which `value` is more than nothing.
+  UnitsFound units_with(const std::function<double(const RecordedUnit&, const UnitCost&)>& value) const {
+    UnitsFound found;
     for (size_t i = 0; i < run_.units.size(); i++) {
-      if (run_.units[i].unsharded >= kSmallUnit || all_.units[i].gathers == 0 || rate(all_.units[i]) > 0.25 * best) continue;
-      names.push_back(run_.units[i].name);
-      share += all_.units[i].transfer / step_;
+      const auto own = value(run_.units[i], all_.units[i]);
+      if (own > 0) found.names.push_back(run_.units[i].name), found.sum += own, found.most = std::max(found.most, own);
     }
-    if (names.size() < 3 || share < 0.05) return;
-    add({"units-too-small", fmt::format("{} units are too small", names.size()),
-         fmt::format("Gathers of {} take {} of a step, at less than a quarter of the rate of larger units.", some_of(names), percent(share)),
-         "Merge neighbours: .merge_below = 500'000 in the wrap policy, or one fully_shard call for a list of modules.", {}, names});
+    return found;
+  }
+
+  void small_units() {
+    const auto rate = [](const auto&, const UnitCost& cost) { return cost.transfer > 0 ? cost.bytes / cost.transfer : 0; };
+    const auto best = units_with(rate).most;
+    const auto small = units_with([&](const auto& unit, const auto& cost) { return unit.unsharded < kSmallUnit && rate(unit, cost) < 0.25 * best ? cost.transfer / step_ : 0; });
+    if (small.names.size() < 3 || small.sum < 0.05) return;
+    add({"units-too-small", fmt::format("{} units are too small", small.names.size()),
+         fmt::format("Gathers of {} take {} of a step, at less than a quarter of the rate of larger units.", some_of(small.names), percent(small.sum)),
+         "Merge neighbours: .merge_below = 500'000 in the wrap policy, or one fully_shard call for a list of modules.", {}, small.names});
   }
 
   void late_prefetch() {
-    std::vector<std::string> names;
-    double share = 0;
-    for (size_t i = 0; i < run_.units.size(); i++) {
-      const auto late = all_.units[i].late_wait / step_;
-      if (late > 0.02) names.push_back(run_.units[i].name), share += late;
-    }
-    if (share < 0.08) return;
-    add({"late-prefetch", "Gathers begin when their unit is already needed", fmt::format("Steps wait {} of their time for such gathers, of {}.", percent(share), some_of(names)),
-         "In the outermost fully_shard call:\n  .schedule = {.max_live_units = 3, .prefetch_depth = 2}\nor, if there is memory, .limit_all_gathers = false.", {}, names});
+    const auto late = units_with([&](const auto&, const auto& cost) { return cost.late_wait > 0.02 * step_ ? cost.late_wait / step_ : 0; });
+    if (late.sum < 0.08) return;
+    add({"late-prefetch", "Gathers begin when their unit is already needed", fmt::format("Steps wait {} of their time for such gathers, of {}.", percent(late.sum), some_of(late.names)),
+         "In the outermost fully_shard call:\n  .schedule = {.max_live_units = 3, .prefetch_depth = 2}\nor, if there is memory, .limit_all_gathers = false.", {}, late.names});
   }
 
   void communication() {
@@ -189,19 +193,13 @@ class Adviser {
     if (cancelled_ > 0.05 * gathers_ && cancelled_ > 0.5 * steps_)
       add({"prefetches-cancelled", "Units are gathered ahead and not used", fmt::format("{} of {:.0f} gathers were cancelled.", percent(cancelled_ / gathers_), gathers_),
            "Prefetch less far (.schedule = {.prefetch_depth = 1}), and evaluate between steps."});
-    std::vector<std::string> names;
-    double most = 0;
-    for (size_t i = 0; i < run_.units.size(); i++) {
-      if (all_.forwards == 0 || all_.units[i].gathers <= 2.2 * all_.forwards) continue;
-      names.push_back(run_.units[i].name);
-      most = std::max(most, all_.units[i].gathers / all_.forwards);
-    }
+    auto often = units_with([&](const auto&, const auto& cost) { return all_.forwards > 0 && cost.gathers > 2.2 * all_.forwards ? cost.gathers / all_.forwards : 0; });
     const auto each = gathers_ / steps_ / std::max<double>(1, static_cast<double>(sizes_.size()));
-    if (all_.forwards == 0 && !sizes_.empty() && each > 2.2) names = {"all units"}, most = each;
-    if (names.empty()) return;
-    add({"double-unshards", "Units are gathered more often than twice", fmt::format("Up to {:.1f} gathers for a forward and backward pass: {}.", most, some_of(names)),
+    if (all_.forwards == 0 && !sizes_.empty() && each > 2.2) often = {{"all units"}, each, each};
+    if (often.names.empty()) return;
+    add({"double-unshards", "Units are gathered more often than twice", fmt::format("Up to {:.1f} gathers for a forward and backward pass: {}.", often.most, some_of(often.names)),
          "Let a segment of checkpointing be a whole unit; set .reshard_after_forward = false for a unit that several modules use; in further batches of a step, "
-         "set_reshard_after_backward(module, ReshardAfterBackward::No).", {}, names});
+         "set_reshard_after_backward(module, ReshardAfterBackward::No).", {}, often.names});
   }
 
   void program() {

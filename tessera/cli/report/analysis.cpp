@@ -38,7 +38,7 @@ double waited_in(const std::vector<TraceEvent>& waits, double begin, double end)
 }
 
 bool is_forward_pass(const TraceEvent& event) {
-  return event.category == "pass" && event.name.starts_with("forward");
+  return event.category == "pass" && event.name.find("forward") != std::string::npos;
 }
 
 void add_costs(const RecordedRun& run, Analysis& all) {
@@ -84,6 +84,7 @@ void add_waits_of_trace(const RecordedRun& run, Analysis& all) {
       if (event.last < 0) continue;
       begin = std::min(begin, event.begin), end = std::max(end, event.end);
       const auto waited = event.unit.empty() ? event.ready - event.begin : waited_in(waits, event.begin, event.ready);
+      if (waited < 1e-6) continue;  // rounding
       all.waited[rank][event.last] += waited, sum += waited;
     }
   }
@@ -121,10 +122,11 @@ double Analysis::waits_for(int rank) const {
 }
 
 StepWindow last_steps(const std::vector<TraceEvent>& events, int most) {
-  std::vector<double> ends;  // of steps: of the last event of the optimizer before another forward pass or the end
+  std::vector<double> ends;  // of steps: of the last event of the optimizer, or else of backward, before another forward pass or the end
   double optimizer = -1;
+  const bool has_optimizer = std::ranges::any_of(events, [](const auto& event) { return event.category == "optimizer"; });
   for (const auto& event : events) {
-    if (event.category == "optimizer") optimizer = std::max(optimizer, event.end);
+    if (has_optimizer ? event.category == "optimizer" : event.category == "pass" && event.name == "backward") optimizer = std::max(optimizer, event.end);
     if (is_forward_pass(event) && optimizer >= 0) ends.push_back(std::exchange(optimizer, -1));
   }
   if (optimizer >= 0) ends.push_back(optimizer);
