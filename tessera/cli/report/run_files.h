@@ -56,9 +56,9 @@ struct RecordedRun {
   std::filesystem::path folder;
   nlohmann::json facts;  // run.json
   std::vector<RecordedUnit> units;
-  std::vector<RecordedRank> ranks;                                              // one for each rank of the world
+  std::vector<RecordedRank> ranks;                                         // one for each rank of the world
   std::map<std::string, std::vector<std::pair<int64_t, double>>> metrics;  // steps and values; NaN where a value was not finite
-  std::map<std::string, double> moved;  // by how many seconds the clock of each host was moved
+  std::map<std::string, double> moved;                                     // by how many seconds the clock of each host was moved
   std::vector<std::string> notes;
 
   int world() const { return static_cast<int>(ranks.size()); }
