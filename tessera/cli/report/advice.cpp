@@ -1,3 +1,4 @@
+// The causes for which `tessera report` looks, what it takes as evidence, and what it advises.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 #include "tessera/cli/report/analysis.h"
 #include "tessera/train/progress_line.h"
 
-namespace tessera::cli {
+namespace tessera::cli::reports {
 namespace {
 
 constexpr double kSmallUnit = 1 << 20, kSmallDifference = 64e6;
@@ -249,4 +250,4 @@ std::vector<Advice> advice_for(const RecordedRun& run, const Analysis& all) {
   return Adviser(run, all).advice();
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::cli::reports

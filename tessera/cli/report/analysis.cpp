@@ -4,7 +4,7 @@
 #include <iterator>
 #include <numeric>
 
-namespace tessera::cli {
+namespace tessera::cli::reports {
 namespace {
 
 RankLine sum_of_lines(const std::vector<RankLine>& lines) {
@@ -163,4 +163,4 @@ Analysis analysed(const RecordedRun& run) {
   return all;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::cli::reports

@@ -7,7 +7,7 @@
 
 #include "tessera/cli/report/run_files.h"
 
-namespace tessera::cli {
+namespace tessera::cli::reports {
 
 /// What a unit costs in a step, in seconds and bytes, as a mean over the ranks that have whole steps in their traces.
 struct UnitCost {
@@ -52,11 +52,11 @@ std::vector<Advice> advice_for(const RecordedRun& run, const Analysis& all);
 
 /// The data of a run, which `tessera report --json` prints and its page draws. Curves have at most about 600 points, and pictures a part of
 /// the ranks.
-nlohmann::json report_data(const RecordedRun& run);
+nlohmann::json data_of(const RecordedRun& run);
 
 /// The last `most` whole steps of a trace.
 StepWindow last_steps(const std::vector<TraceEvent>& events, int most = std::numeric_limits<int>::max());
 /// The value in the middle; of an even number of values the lower one of the two. 0 if there is none.
 double middle_value(std::vector<double> values);
 
-}  // namespace tessera::cli
+}  // namespace tessera::cli::reports

@@ -28,11 +28,11 @@ struct ReportCommand {
     json data = {{"format", 1}, {"runs", json::array()}};
     std::string said;
     for (const auto& folder : runs) {
-      const auto run = read_run(folder);
-      data["runs"].push_back(report_data(run));
+      const auto run = reports::read_run(folder);
+      data["runs"].push_back(reports::data_of(run));
       if (as_json) continue;
       said += summary_of(data["runs"].back());
-      if (const auto trace = write_merged_trace(run)) said += fmt::format("trace  {} (opens at ui.perfetto.dev)\n", trace->string());
+      if (const auto trace = reports::write_merged_trace(run)) said += fmt::format("trace  {} (opens at ui.perfetto.dev)\n", trace->string());
     }
     auto text = data.dump(as_json ? 1 : -1, ' ', false, json::error_handler_t::replace);
     const auto folder = std::filesystem::path(runs.front());

@@ -1,3 +1,4 @@
+// The data of a run as JSON, small enough for a page.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -5,7 +6,7 @@
 
 #include "tessera/cli/report/analysis.h"
 
-namespace tessera::cli {
+namespace tessera::cli::reports {
 namespace {
 
 using nlohmann::json;
@@ -155,7 +156,7 @@ json timeline_of(const RecordedRun& run, const std::vector<int>& shown) {
 
 }  // namespace
 
-json report_data(const RecordedRun& run) {
+json data_of(const RecordedRun& run) {
   const auto all = analysed(run);
   json data = {{"folder", run.folder.string()},
                {"facts", run.facts},
@@ -202,4 +203,4 @@ json report_data(const RecordedRun& run) {
   return data;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::cli::reports

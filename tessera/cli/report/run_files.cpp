@@ -13,7 +13,7 @@
 #include "tessera/base/input_file.h"
 #include "tessera/base/words.h"
 
-namespace tessera::cli {
+namespace tessera::cli::reports {
 namespace {
 
 using nlohmann::json;
@@ -196,4 +196,4 @@ std::optional<std::filesystem::path> write_merged_trace(const RecordedRun& run) 
   return run.folder / "trace.json";
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::cli::reports

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace tessera::cli {
+namespace tessera::cli::reports {
 
 /// Bytes by kind, such as "process" or "unsharded".
 using MemoryKinds = std::map<std::string, double>;
@@ -71,4 +71,4 @@ RecordedRun read_run(const std::filesystem::path& folder);
 /// Writes RUN/trace.json, the traces of all ranks with their clocks moved. Returns its path, or nothing if no rank has a trace.
 std::optional<std::filesystem::path> write_merged_trace(const RecordedRun& run);
 
-}  // namespace tessera::cli
+}  // namespace tessera::cli::reports
