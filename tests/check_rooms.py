@@ -13,17 +13,18 @@ ROOMS = {
     "s3": {"base"},
     "config": {"base"},
     "comm": {"base"},
+    "simulate": {"base", "comm"},
     "shard": {"base", "comm"},
-    "optim": {"base", "comm", "shard"},
+    "optim": {"base", "comm", "simulate", "shard"},
     "nn": {"base", "comm", "shard"},
     "checkpoint": {"base", "comm", "shard", "optim", "nn"},
     "data": {"base", "comm"},
     "models": {"base", "nn", "shard"},
-    "train": {"base", "config", "comm", "shard", "optim", "nn", "checkpoint", "data"},
+    "train": {"base", "config", "comm", "simulate", "shard", "optim", "nn", "checkpoint", "data"},
     "llm": {"base", "comm", "shard", "nn", "checkpoint", "data", "models"},
     "vision": {"base", "comm", "data"},
     "xla": {"base", "comm", "shard", "optim"},
-    "cli": {"base", "config", "comm", "shard", "optim", "nn", "checkpoint", "data", "models", "train", "llm", "xla"},
+    "cli": {"base", "config", "comm", "simulate", "shard", "optim", "nn", "checkpoint", "data", "models", "train", "llm", "xla"},
 }
 # Of some rooms a room may include these headers only, and what they include.
 ONLY = {("models", "shard"): {"tessera/shard/call.h"}}

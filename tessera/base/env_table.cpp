@@ -50,6 +50,8 @@ constexpr std::array kTable = {
     EnvVariable{"TESSERA_DETECT_ANOMALY", "0, 1",
                 "looks for inf and NaN in each gradient before it is averaged, and names the parameter and the rank", "the library"},
     EnvVariable{"TESSERA_LOG", "debug, info, warning, error", "the lowest level that is logged; warning if unset", "the library"},
+    EnvVariable{"TESSERA_PEAK_FLOPS", "operations per second",
+                "what a rank can compute at most, such as 312e12, for the model FLOPs utilisation; measured if unset", "`Run`"},
     EnvVariable{"TESSERA_LAUNCH_RECORD", "a path",
                 "the file in which a rank records that it waits at the start, that it has read the settings, and which rank made it fail; set "
                 "by `tessera launch`",

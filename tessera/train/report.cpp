@@ -46,16 +46,15 @@ Fd open_report(const std::filesystem::path& path, int flags) {
   return file;
 }
 
-void write_report(const Fd& file, const std::filesystem::path& path, int64_t step, std::string_view text, std::optional<off_t> offset) {
+void write_report(const Fd& file, const std::filesystem::path& path, int64_t step, std::string_view text) {
   while (!text.empty()) {
-    const auto count = offset ? ::pwrite(file.get(), text.data(), text.size(), *offset) : ::write(file.get(), text.data(), text.size());
+    const auto count = ::write(file.get(), text.data(), text.size());
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
       throw IoError("can't write step {} to the metrics file {}: {}{}", step, path, std::strerror(errno),
                     errno == ENOSPC ? "; make room, or name a file on another disk, and resume" : "");
     }
     text.remove_prefix(static_cast<size_t>(count));
-    if (offset) *offset += count;
   }
 }
 
