@@ -12,6 +12,6 @@ set(TESSERA_MODELS
 set(TESSERA_VISION vision.h vision/*)
 set(TESSERA_XLA xla/* xla/*/* xla/device/lowerings/*)
 # The commands of `tessera`, and those of them that need another package.
-set(TESSERA_CLI cli/* cli/ckpt/* cli/config/* cli/launch/*)
+set(TESSERA_CLI cli/* cli/ckpt/* cli/config/* cli/launch/* cli/report/*)
 set(TESSERA_CLI_MODELS cli/models/*)
 set(TESSERA_CLI_XLA cli/xla/*)

@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   tessera::cli::load_packages();
   tessera::cli::add_config_command(app, chosen);
   tessera::cli::add_launch_command(app, chosen);
+  tessera::cli::add_top_command(app, chosen);
   tessera::cli::add_ckpt_command(app, chosen);
   tessera::cli::add_command_of("models", "data", app, chosen);
   tessera::cli::add_test_command(app, chosen);
