@@ -212,6 +212,10 @@ TEST(TrainerRanks, LogEachStepOnceOverResumes) {
   });
   EXPECT_EQ(read_file(folder / "run/log.jsonl"), "{\"step\":1,\"run\":1}\n{\"step\":2,\"run\":1}\n{\"step\":3,\"run\":3}\n");
   EXPECT_THAT(told, ElementsAre(1, 2, 3, 4, 3, 4, 5, 3));
+  ::setenv("TESSERA_RECORD", (folder / "recorded").c_str(), 1);
+  with_ranks(2, [&](const Communicator& world) { Trainer(options_for(world)).log({{"loss", 0.5}}, 7); });
+  ::unsetenv("TESSERA_RECORD");
+  EXPECT_EQ(read_file(folder / "recorded/metrics.jsonl"), "{\"step\":7,\"loss\":0.5}\n");
   with_ranks(2, [&](const Communicator& world) {
     auto options = options_for(world);
     options.log_with = {"metrics.txt"};
