@@ -10,7 +10,7 @@
 namespace tessera::train {
 
 /// The run is in the experiment Default and is called as the program. A job that is resumed by the same command, but for --resume, continues
-/// its run; so does any that has the run's id in MLflow's own variable MLFLOW_RUN_ID. In names, characters that MLflow refuses become '_'.
+/// its run. In names, characters that MLflow refuses become '_'.
 class MlFlowReporter : public Reporter {
  public:
   explicit MlFlowReporter(const std::filesystem::path& store, const ReporterOptions& options = {});
@@ -20,7 +20,7 @@ class MlFlowReporter : public Reporter {
  private:
   enum class Status { Running = 1, Finished = 3, Failed = 4 };  // MLflow's numbers
   void write_meta(Status status) const;
-  std::filesystem::path metric(const std::string& name) const;
+  std::filesystem::path metric(std::string name) const;
   void drop_what_is_made_again(const ReporterOptions& options) const;
 
   std::filesystem::path run_;  // the folder of the run; empty on other ranks than 0

@@ -36,7 +36,7 @@ TEST(MlFlowReports, AreLinesInFilesOfMetrics) {
   EXPECT_THAT(read_file(run / "metrics/train/loss"), MatchesRegex("[0-9]+ 0\\.5 3\n"));
   EXPECT_THAT(read_file(run / "metrics/lr"), HasSubstr(" 1e-07 3\n"));
   EXPECT_THAT(read_file(run / "metrics/größe _1_"), HasSubstr(" inf 3\n"));
-  EXPECT_THAT(read_file(run / "metrics/.._up"), HasSubstr(" 1 3\n"));
+  EXPECT_THAT(read_file(run / "metrics/_./up"), HasSubstr(" 1 3\n"));
   EXPECT_THAT(read_file(run / "meta.yaml"), HasSubstr("\nstatus: 3\n"));
   EXPECT_THAT(read_file(store / "0/meta.yaml"), HasSubstr("name: Default\n"));
 }
@@ -78,9 +78,9 @@ TEST(MlFlowReports, ResumedRunHasEachStepOnce) {
   EXPECT_THAT(read_file(run / "metrics/accuracy"), MatchesRegex("[0-9]+ 1 1\n"));
   EXPECT_FALSE(std::filesystem::exists(run / "metrics/new"));
   EXPECT_THAT(read_file(run / "meta.yaml"), HasSubstr("\nstatus: 1\n"));
-  write_file(run / "tags/tessera.command", "another job");
-  MlFlowReporter(store.path(), {.first_step = 3}).write(3, {{"loss", 3}});
+  MlFlowReporter(store.path()).write(1, {{"loss", 3}});  // begins anew
   EXPECT_EQ(runs_in(store).size(), 2U);
+  EXPECT_THAT(read_file(run / "metrics/loss"), HasSubstr(" 2 3\n"));
 }
 
 TEST(MlFlowReports, OfARunThatFailsSaySo) {

@@ -1,16 +1,14 @@
 #include "tessera/train/prometheus_reporter.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 
 #include <array>
 #include <cctype>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <string_view>
 
@@ -22,38 +20,19 @@ namespace tessera::train {
 namespace {
 
 constexpr size_t kLongestRequest = 8192;
-constexpr std::chrono::seconds kClientLimit(2);  // for its request and for taking the answer
+constexpr std::chrono::seconds kRequestLimit(2);
 
 std::string prometheus_name(std::string_view name) {
   std::string result = "tessera_";
-  for (const char c : name) result += std::isalnum(static_cast<unsigned char>(c)) != 0 && static_cast<unsigned char>(c) < 0x80 ? c : '_';
+  for (const char c : name) result += std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';  // in the locale C, only ASCII letters
   return result;
-}
-
-std::string prometheus_label(std::string_view text) {
-  std::string result;
-  for (const char c : text) result += c == '\\' ? "\\\\" : c == '"' ? "\\\"" : c == '\n' ? "\\n" : std::string(1, c);
-  return result;
-}
-
-std::string prometheus_number(double number) {
-  if (std::isnan(number)) return "NaN";
-  return std::isfinite(number) ? shortest_text(number) : number > 0 ? "+Inf" : "-Inf";
-}
-
-/// Waits until one of both is ready, or the time has come. Returns whether it is the first one, and the second one is not.
-bool client_ready(const Fd& one, short events, const Fd& ended, std::chrono::steady_clock::time_point limit) {
-  std::array<pollfd, 2> waiting = {pollfd{.fd = one.get(), .events = events, .revents = 0},
-                                   pollfd{.fd = ended.get(), .events = POLLIN, .revents = 0}};
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(limit - std::chrono::steady_clock::now()).count();
-  return left > 0 && ::poll(waiting.data(), waiting.size(), static_cast<int>(left)) > 0 && waiting[1].revents == 0;
 }
 
 }  // namespace
 
 PrometheusReporter::PrometheusReporter(int port, const ReporterOptions& options) {
   if (options.rank != 0) return;
-  listener_ = Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  listener_ = Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   constexpr int kYes = 1;  // otherwise a restarted run could not have its port for a minute
   ::setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &kYes, sizeof kYes);
   sockaddr_in address{};
@@ -65,15 +44,12 @@ PrometheusReporter::PrometheusReporter(int port, const ReporterOptions& options)
     throw ConfigError("metrics can't be served at 127.0.0.1:{} ({}); give prometheus:PORT with another port, or end the program that has it",
                       port, std::strerror(errno));
   }
-  std::array<int, 2> pipe{};
-  if (::pipe2(pipe.data(), O_CLOEXEC) != 0) throw IoError("no pipe for the server of metrics: {}", std::strerror(errno));
-  ended_ = Fd(pipe[0]);
-  end_ = Fd(pipe[1]);
   server_ = quiet_thread([this] { serve(); });
 }
 
 PrometheusReporter::~PrometheusReporter() {
-  end_ = Fd();
+  ended_ = true;
+  ::shutdown(listener_.get(), SHUT_RDWR);  // wakes accept()
   if (server_.joinable()) server_.join();
 }
 
@@ -86,39 +62,37 @@ void PrometheusReporter::write(int64_t step, const Values& values) {
 }
 
 std::string PrometheusReporter::page() const {
-  const std::lock_guard lock(mutex_);
-  std::string text;
-  for (const auto& [name, number] : newest_) {
-    text += fmt::format("# TYPE {} gauge\n{}{{run=\"{}\"}} {}\n", name, name, prometheus_label(program_invocation_short_name),
-                        prometheus_number(number));
+  std::string run, text;
+  for (const char c : std::string_view(program_invocation_short_name)) {
+    if (c == '\\' || c == '"') run += '\\';
+    run += c == '\n' ? ' ' : c;
   }
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, number] : newest_)
+    text += fmt::format("# TYPE {} gauge\n{}{{run=\"{}\"}} {}\n", name, name, run, shortest_text(number));
   return text;
 }
 
 void PrometheusReporter::serve() const {
-  while (true) {
-    std::array<pollfd, 2> waiting = {pollfd{.fd = listener_.get(), .events = POLLIN, .revents = 0},
-                                     pollfd{.fd = ended_.get(), .events = POLLIN, .revents = 0}};
-    if (::poll(waiting.data(), waiting.size(), -1) < 0 && errno != EINTR) return;
-    if (waiting[1].revents != 0) return;
-    if (const Fd client(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)); client) {
+  while (!ended_) {
+    if (const Fd client(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)); client) {
       answer(client);
-    } else {
-      ::poll(&waiting[1], 1, 100);  // if the process has no descriptor left, the client stays in the queue
+    } else if (!ended_) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the process may have no descriptor left
     }
   }
 }
 
-/// One client at a time, each for a limited time, because a scrape is short.
+/// One client at a time, because a scrape is short. One that is slow holds up the others for a few seconds.
 void PrometheusReporter::answer(const Fd& client) const {
-  const auto limit = std::chrono::steady_clock::now() + kClientLimit;
+  constexpr timeval kPatient{.tv_sec = 1, .tv_usec = 0};
+  for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO}) ::setsockopt(client.get(), SOL_SOCKET, option, &kPatient, sizeof kPatient);
+  const auto limit = std::chrono::steady_clock::now() + kRequestLimit;
   std::string request;
   while (request.find("\r\n\r\n") == std::string::npos) {
     std::array<char, 1024> part{};
-    if (request.size() >= kLongestRequest || !client_ready(client, POLLIN, ended_, limit)) return;
     const auto count = ::recv(client.get(), part.data(), part.size(), 0);
-    if (count < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-    if (count <= 0) return;
+    if (count <= 0 || request.size() > kLongestRequest || std::chrono::steady_clock::now() > limit) return;
     request.append(part.data(), static_cast<size_t>(count));
   }
   const bool is_known = request.starts_with("GET /metrics ") || request.starts_with("GET /metrics?");
@@ -126,13 +100,7 @@ void PrometheusReporter::answer(const Fd& client) const {
   const auto text = fmt::format(
       "HTTP/1.1 {}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",
       is_known ? "200 OK" : "404 Not Found", body.size(), body);
-  for (std::string_view rest = text; !rest.empty();) {
-    if (!client_ready(client, POLLOUT, ended_, limit)) return;
-    const auto count = ::send(client.get(), rest.data(), rest.size(), MSG_NOSIGNAL);
-    if (count < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-    if (count < 0) return;
-    rest.remove_prefix(static_cast<size_t>(count));
-  }
+  (void)!::send(client.get(), text.data(), text.size(), MSG_NOSIGNAL);
 }
 
 }  // namespace tessera::train

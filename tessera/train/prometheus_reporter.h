@@ -1,6 +1,7 @@
 // PrometheusReporter: lets Prometheus scrape the newest numbers of a run, at http://127.0.0.1:PORT/metrics.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -26,7 +27,8 @@ class PrometheusReporter : public Reporter {
   void answer(const Fd& client) const;
   std::string page() const;
 
-  Fd listener_, ended_, end_;  // open only on rank 0; closing end_ makes ended_ readable
+  Fd listener_;  // open only on rank 0
+  std::atomic<bool> ended_ = false;
   mutable std::mutex mutex_;
   std::map<std::string, double> newest_;  // guarded by mutex_
   std::thread server_;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -59,6 +60,7 @@ void write_report(const Fd& file, const std::filesystem::path& path, int64_t ste
 }
 
 std::string shortest_text(double number) {
+  if (std::isnan(number)) return "nan";  // without the sign, which fmt writes
   const auto as_float = static_cast<float>(number);
   return static_cast<double>(as_float) == number ? fmt::format("{}", as_float) : fmt::format("{}", number);
 }

@@ -30,7 +30,7 @@ Fd open_report(const std::filesystem::path& path, int flags);
 /// Writes the text at the current position of the file. Throws IoError.
 void write_report(const Fd& file, const std::filesystem::path& path, int64_t step, std::string_view text);
 
-/// Returns the shortest text that gives a finite number back. A number that a float can hold gets the digits of a float: 0.1, not
+/// Returns the shortest text that gives a number back: also "nan", "inf" and "-inf". A number that a float can hold gets the digits of a float: 0.1, not
 /// 0.10000000149011612.
 std::string shortest_text(double number);
 
