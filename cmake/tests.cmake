@@ -132,7 +132,8 @@ endforeach()
 
 add_dependencies(test_cli tessera_cli tessera_cli_models)
 # Whose report of given numbers, and whose picture of given files, is tested.
-target_sources(test_cli PRIVATE "${PROJECT_SOURCE_DIR}/tessera/cli/speed.cpp" "${PROJECT_SOURCE_DIR}/tessera/cli/top_frame.cpp")
+target_sources(test_cli PRIVATE "${PROJECT_SOURCE_DIR}/tessera/cli/speed.cpp" "${PROJECT_SOURCE_DIR}/tessera/cli/top_frame.cpp"
+  "${PROJECT_SOURCE_DIR}/tessera/cli/report/run_files.cpp")
 if(PJRT_INCLUDE_DIR)
   add_dependencies(test_cli tessera_cli_xla)
 endif()
@@ -377,8 +378,8 @@ other_test(cli/test_on_a_full_disk STATUS 1 SAYS "standard output can't be writt
 other_test(cli/nine_ranks SAYS "threads: 9 ranks.*all transports keep" COMMAND $<TARGET_FILE:tessera_cli> test --transport threads --ranks 9)
 other_test(cli/help SAYS "--transport.*all unless given.*--ranks.*Exit status" COMMAND $<TARGET_FILE:tessera_cli> test --help)
 other_test(cli/unknown_transport STATUS 2 SAYS "pigeon" COMMAND $<TARGET_FILE:tessera_cli> test --transport pigeon)
-other_test(cli/unknown_command STATUS 2 SAYS "no command 'lunch' .did you mean launch.*; choose one of config, to-fsdp2, launch, .*ckpt, merge-weights, data, test, xla, .*env, completion" COMMAND $<TARGET_FILE:tessera_cli> lunch)
-other_test(cli/no_command STATUS 2 SAYS "a command is missing; choose one of config, to-fsdp2, launch, .*ckpt, merge-weights, data, test, xla, .*env, completion" COMMAND $<TARGET_FILE:tessera_cli>)
+other_test(cli/unknown_command STATUS 2 SAYS "no command 'lunch' .did you mean launch.*; choose one of config, to-fsdp2, launch, .*ckpt, merge-weights, data, .*test, xla, .*env, completion" COMMAND $<TARGET_FILE:tessera_cli> lunch)
+other_test(cli/no_command STATUS 2 SAYS "a command is missing; choose one of config, to-fsdp2, launch, .*ckpt, merge-weights, data, .*test, xla, .*env, completion" COMMAND $<TARGET_FILE:tessera_cli>)
 set(_store "TESSERA_STORE=file:${PROJECT_BINARY_DIR}/tests")
 other_test(cli/missing_ranks STATUS 1 SAYS "ranks 1 and 2 of 3 still missing" ENVIRONMENT RANK=0 WORLD_SIZE=3 ${_store}/missing_ranks
   COMMAND $<TARGET_FILE:tessera_cli> test --limit 0.5)
@@ -403,6 +404,15 @@ foreach(_part IN ITEMS Training Settings ${_devices})
     $<TARGET_FILE:tessera_cli> $<TARGET_FILE:glue> ${_python} ${_part})
   set_tests_properties(recipes/glue_${_part} PROPERTIES TIMEOUT 300 COST 100)
 endforeach()
+
+# The pages of `tessera report` in a browser, and its merged traces; Perfetto's own program reads these where it can be had.
+other_test(cli/report_trace COMMAND ${_python} "${PROJECT_SOURCE_DIR}/tests/report/report.py" $<TARGET_FILE:tessera_cli> Trace)
+find_program(CHROMIUM NAMES chromium chromium-browser google-chrome)
+if(CHROMIUM)
+  other_test(cli/report_page COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/report/report.py" $<TARGET_FILE:tessera_cli> Page ${CHROMIUM})
+else()
+  message(STATUS "There is no Chromium here, which ./check --long installs: the test that looks at the pages of tessera report is left out")
+endif()
 
 if(Libtorch_PYTHON)
   set(_engines "")

@@ -60,6 +60,7 @@ missing_packages() {
     [ -x /usr/sbin/tc ] || [ -x /sbin/tc ] || command -v tc >/dev/null || echo iproute2
     if [ "${TESSERA_LONG_TESTS:-OFF}" != OFF ]; then
       command -v doxygen >/dev/null || echo doxygen
+      { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || echo chromium
       command -v srun >/dev/null || echo slurm-client
       [ -x /usr/sbin/munged ] || echo munge
       [ -x /usr/sbin/slurmctld ] || echo slurmctld
@@ -269,6 +270,18 @@ install_weights() {
   fi
 }
 
+# Perfetto's reader of traces, which downloads its program when it is first used; without it the test keeps to the rules of the format.
+install_perfetto() {
+  build/python/bin/python -c "from importlib.metadata import version as v; assert v('perfetto') == '0.59.1'" 2>/dev/null && return 0
+  begin "installing Perfetto's reader into build/python"
+  if pip_install --no-deps perfetto==0.59.1 "protobuf>=5"; then
+    end "installed Perfetto's reader into build/python"
+  else
+    say "going on without Perfetto: the test that lets it read our traces is left out"
+    return 1
+  fi
+}
+
 # libtorch with all of CUDA, 5 GB, beside the one that is linked: the long tests build the engine for GPUs against it.
 install_cuda() {
   [ "$(cat build/cuda/.whole 2>/dev/null)" != "$torch_version" ] || return 0
@@ -344,6 +357,7 @@ setup() {
     install_weights || long=incomplete
     install_pod_compilers || long=incomplete
     install_llama_cpp || long=incomplete
+    install_perfetto || long=incomplete
     [ "$preset" != release ] || install_cuda || long=incomplete
   fi
   arguments+=("-DTESSERA_TORCH=${TESSERA_TORCH:-}" "-DTorch_DIR=${Torch_DIR:-}")

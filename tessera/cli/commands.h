@@ -30,4 +30,7 @@ void add_ckpt_command(CLI::App& app, std::function<int()>& chosen);
 /// `tessera config`: makes, changes, explains and converts configurations. `tessera to-fsdp2` is one of its parts.
 void add_config_command(CLI::App& app, std::function<int()>& chosen);
 
+/// `tessera report`: makes a page of recorded runs, with advice.
+void add_report_command(CLI::App& app, std::function<int()>& chosen);
+
 }  // namespace tessera::cli

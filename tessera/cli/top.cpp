@@ -36,8 +36,8 @@ TopView view_of_terminal() {
 
 /// The present frame, or why there is none: files change while they are read.
 std::string frame_of(const std::filesystem::path& folder, const TopView& view) try {
-  return top_frame(read_ends(folder), unix_now(), view);
-} catch (const Error& error) {
+  return top_frame(read_run(folder, Extent::Ends), unix_now(), view);
+} catch (const std::exception& error) {
   return printable(error.what()) + "\n";
 }
 
@@ -66,7 +66,7 @@ void wait_for_run(const std::filesystem::path& folder) {
 
 int watch(const std::filesystem::path& folder) {
   wait_for_run(folder);
-  read_ends(folder);  // throws if there is no run
+  read_run(folder, Extent::Ends);  // throws if there is no run
   const RawTerminal terminal;
   auto view = view_of_terminal();
   // What the terminal shows now moves up, where it can be read later.
@@ -102,7 +102,7 @@ void add_top_command(CLI::App& app, std::function<int()>& chosen) {
   command->callback([&chosen, flags] {
     chosen = [flags] {
       if (!flags->once && ::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0) return watch(flags->run);
-      show(top_frame(read_ends(flags->run), unix_now(), view_of_terminal()));
+      show(top_frame(read_run(flags->run, Extent::Ends), unix_now(), view_of_terminal()));
       return 0;
     };
   });

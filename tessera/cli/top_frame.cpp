@@ -5,19 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
-#include <sstream>
 #include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "tessera/base/error.h"
-#include "tessera/base/folder.h"
-#include "tessera/base/input_file.h"
 #include "tessera/base/words.h"
 #include "tessera/train/progress_line.h"
 
@@ -28,101 +21,69 @@ constexpr double kSilent = 10;   // seconds without a line, if lines come more o
 constexpr double kLonger = 1.2;  // of the median: a rank that computes for longer is slow, if it waits less than half as much as most
 constexpr int kCurveRows = 6, kLabel = 10, kBarColumns = 8, kWide = 100;
 
+bool is_running(const RecordedRun& run) {
+  return run.facts.value("status", "") == "runs";
+}
+
 /// Why a rank is late. A greater value is worse.
 enum class Late { No, Slow, Behind, Silent };
 
-constexpr uint64_t kEndOfMetrics = 256 << 10, kEndOfRank = 4 << 10;  // bytes that are read
-
-/// A member of run.json; nothing if it is null or missing, or of another type.
-template <class Fact>
-std::optional<Fact> fact_of(const RecordedRun& run, const char* name) try {
-  return run.facts.at(name).get<Fact>();
-} catch (const nlohmann::json::exception&) {
-  return std::nullopt;
-}
-
-bool is_running(const RecordedRun& run) {
-  return fact_of<std::string>(run, "status") == "runs";
-}
-
-/// Calls `take` with each whole line among the last `most` bytes of a file.
-template <class Take>
-void take_last_lines(const std::filesystem::path& path, uint64_t most, const Take& take) {
-  if (!size_of_file(path)) return;
-  const InputFile file(path);
-  std::string text(std::min(most, file.size()), '\0');
-  file.read(text.data(), text.size(), file.size() - text.size());
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (object.is_object()) take(object);
-  }
-}
-
 struct TopRow {
   int rank;
-  const RankLine* newest = nullptr;    // null if the rank has written nothing
-  const RankLine* measured = nullptr;  // the newest line that has steps
-  double age = 0;                      // seconds since the newest line
+  RankLine line = {};  // the newest one, with the times of the newest one that has steps; steps are 0 if there is none
+  double age = 0;      // seconds since the newest line
   Late late = Late::No;
   double by = 0;
   std::string why = {};
 
-  double steps_per_second() const { return measured != nullptr && measured->seconds > 0 ? measured->steps / measured->seconds : 0; }
-  double compute() const { return measured != nullptr ? measured->per_step(measured->compute) : 0; }
-  double share(double seconds) const { return measured->seconds > 0 ? std::clamp(seconds / measured->seconds, 0.0, 1.0) : 0; }
-  double waits() const { return measured != nullptr ? share(measured->unshard + measured->reduce) : 0; }
+  double share(double seconds) const { return line.seconds > 0 ? std::clamp(seconds / line.seconds, 0.0, 1.0) : 0; }
+  double steps_per_second() const { return line.seconds > 0 ? static_cast<double>(line.steps) / line.seconds : 0; }
+  double compute() const { return line.per_step(line.compute); }
+  double waits() const { return share(line.unshard + line.reduce); }
+  bool is_silent() const { return age > std::max(kSilent, 3 * line.seconds); }
 };
 
 /// The two numbers in the middle, the lesser one first.
 std::pair<double, double> middle_of(const std::vector<TopRow>& rows, double (TopRow::*number)() const) {
   std::vector<double> values;
-  for (const auto& row : rows) {
-    if (row.measured != nullptr) values.push_back((row.*number)());
-  }
-  if (values.empty()) return {};
+  for (const auto& row : rows) values.push_back((row.*number)());
   std::ranges::sort(values);
   return {values[(values.size() - 1) / 2], values[values.size() / 2]};
 }
 
 std::vector<TopRow> rows_of(const RecordedRun& run, double now) {
-  const auto started = fact_of<double>(run, "started").value_or(now);
   std::vector<TopRow> rows;
   for (int rank = 0; rank < run.world(); rank++) {
     TopRow row{.rank = rank};
     for (const auto& line : run.ranks[static_cast<size_t>(rank)].lines) {
-      row.newest = &line;
-      if (line.steps > 0) row.measured = &line;
+      if (line.steps > 0) row.line = line;
+      row.line.time = line.time;
+      row.line.step = line.step;
+      row.line.place = line.place;
     }
-    row.age = std::max(0.0, now - started - (row.newest != nullptr ? row.newest->time : 0));
+    row.age = std::max(0.0, now - run.facts.value("started", now) - row.line.time);
     rows.push_back(std::move(row));
   }
   return rows;
 }
 
-bool is_silent(const TopRow& row) {
-  return row.age > std::max(kSilent, row.newest != nullptr ? 3 * row.newest->seconds : 0);
-}
-
 /// Finds the ranks that the others wait for.
 void find_late(std::vector<TopRow>& rows) {
   const auto compute = middle_of(rows, &TopRow::compute).first, usual_waits = middle_of(rows, &TopRow::waits).second;
-  const auto first = std::ranges::max_element(rows, {}, [](const TopRow& row) { return row.newest != nullptr ? row.newest->step : -1; });
-  const bool all_silent = std::ranges::all_of(rows, is_silent);
+  const auto first = std::ranges::max_element(rows, {}, [](const TopRow& row) { return row.line.step; })->line;
+  const bool all_silent = std::ranges::all_of(rows, &TopRow::is_silent);
   for (auto& row : rows) {
-    if (row.newest != nullptr && first->newest != nullptr) {
-      // The lines of ranks are of different moments.
-      const double later = std::max(0.0, first->newest->time - row.newest->time) * first->steps_per_second();
-      row.by = static_cast<double>(first->newest->step - row.newest->step) - std::ceil(later);
-    }
-    if (is_silent(row) && !all_silent) {
+    // The lines of ranks are of different moments.
+    const double later = std::max(0.0, first.time - row.line.time) * (first.seconds > 0 ? first.steps / first.seconds : 0);
+    row.by = static_cast<double>(first.step - row.line.step) - std::ceil(later);
+    if (row.is_silent() && !all_silent) {
       row.late = Late::Silent;
       row.by = row.age;
-      row.why = row.newest != nullptr ? fmt::format("last seen {} ago", train::short_time(row.age)) : "nothing seen yet";
-    } else if (row.by >= 2) {
+      row.why = row.line.time > 0 ? fmt::format("last seen {} ago", train::short_time(row.age)) : "nothing seen yet";
+    } else if (row.by >= 2 && row.line.time > 0) {
       row.late = Late::Behind;
       row.why = counted(static_cast<int64_t>(row.by), "step") + " behind";
-    } else if (row.measured != nullptr && compute > 0 && row.compute() > kLonger * compute && row.waits() < usual_waits / 2) {
+    } else if (row.compute() > kLonger * compute && row.waits() < usual_waits / 2) {
       row.late = Late::Slow;
       row.by = row.compute() / compute;
       row.why = fmt::format("computes {:.1f}x as long as most", row.by);
@@ -138,18 +99,18 @@ std::string cut(std::string_view text, int columns) {
 std::string text_of(const TopRow& row, const RecordedRank& rank, int host_columns, const TopView& view) {
   auto text = fmt::format("{} {:>4}  ", row.late != Late::No ? '!' : ' ', row.rank);
   if (host_columns > 0) text += fmt::format("{:<{}}  ", cut(printable(rank.host), host_columns), host_columns);
-  if (row.newest == nullptr) return cut(text + row.why, view.columns);
-  text += fmt::format("{:>7}  {:>7}  ", row.newest->step, train::short_number(row.steps_per_second()));
-  for (const auto part : {row.measured != nullptr ? row.share(row.measured->compute) : 0, row.waits()}) {
+  if (row.line.time == 0) return cut(text + row.why, view.columns);
+  text += fmt::format("{:>7}  {:>7}  ", row.line.step, train::short_number(row.steps_per_second()));
+  for (const auto part : {row.share(row.line.compute), row.waits()}) {
     text += fmt::format("{} {:>3.0f}%  ", train::share_bar(part, kBarColumns, view.glyphs), 100 * part);
   }
-  const auto memory = row.newest->memory.find("process");
+  const auto memory = row.line.memory.find("process");
   // In a narrow terminal a row has room for either.
   if (row.why.empty() || view.columns >= kWide) {
-    text += fmt::format("{:>7}  {:>5}  ", memory != row.newest->memory.end() ? train::short_bytes(memory->second) : "",
+    text += fmt::format("{:>7}  {:>5}  ", memory != row.line.memory.end() ? train::short_bytes(memory->second) : "",
                         train::short_time(row.age));
   }
-  text += row.why + (row.why.empty() || row.newest->place.empty() ? "" : "; ") + printable(row.newest->place);
+  text += row.why + (row.why.empty() || row.line.place.empty() ? "" : "; ") + printable(row.line.place);
   return cut(text, view.columns);
 }
 
@@ -184,18 +145,15 @@ std::vector<std::string> curve_rows(std::vector<double> values, const TopView& v
 
 /// "llama  4 ranks on 2 hosts  shm  step 1200  0:20:14  running"
 std::string heading(const RecordedRun& run, const std::vector<TopRow>& rows, size_t hosts, double now) {
-  int64_t step = 0;
-  double age = rows.front().age;
-  for (const auto& row : rows) {
-    if (row.newest != nullptr) step = std::max(step, row.newest->step);
-    age = std::min(age, row.age);
-  }
-  const auto took = fact_of<double>(run, "ended").value_or(now) - fact_of<double>(run, "started").value_or(now);
-  const auto text = fmt::format("{}  {}{}  {}  step {}  {}  ", printable(fact_of<std::string>(run, "program").value_or("")),
-                                counted(run.world(), "rank"), hosts > 1 ? " on " + counted(static_cast<int64_t>(hosts), "host") : "",
-                                printable(fact_of<std::string>(run, "engine").value_or("")), step, train::short_time(took));
-  if (!is_running(run)) return text + printable(fact_of<std::string>(run, "status").value_or(""));
-  return text + (std::ranges::all_of(rows, is_silent) ? fmt::format("no rank seen for {}", train::short_time(age)) : "running");
+  const auto ended = run.facts.value("ended", nlohmann::json());
+  const auto step = std::ranges::max(rows, {}, [](const TopRow& row) { return row.line.step; }).line.step;
+  const auto age = std::ranges::min(rows, {}, &TopRow::age).age;
+  const auto text = fmt::format("{}  {}{}  {}  step {}  {}  ", printable(run.facts.value("program", "")), counted(run.world(), "rank"),
+                                hosts > 1 ? " on " + counted(static_cast<int64_t>(hosts), "host") : "",
+                                printable(run.facts.value("engine", "")), step,
+                                train::short_time((ended.is_number() ? ended.get<double>() : now) - run.facts.value("started", now)));
+  if (!is_running(run)) return text + printable(run.facts.value("status", ""));
+  return text + (std::ranges::all_of(rows, &TopRow::is_silent) ? fmt::format("no rank seen for {}", train::short_time(age)) : "running");
 }
 
 /// The newest numbers: "loss 0.412  lr 0.01  9.8k samples/s  41 % MFU"
@@ -213,39 +171,6 @@ std::string numbers(const RecordedRun& run) {
 }
 
 }  // namespace
-
-RecordedRun read_ends(const std::filesystem::path& folder) {
-  const auto file = folder / "run.json";
-  if (!size_of_file(file)) throw ConfigError("{} has no run.json; record a run with tessera launch --record {} PROGRAM", folder, folder);
-  RecordedRun run;
-  run.folder = folder;
-  run.facts = nlohmann::json::parse(InputFile(file).read_all(), nullptr, /*allow_exceptions=*/false);
-  constexpr int kMostRanks = 1 << 16;
-  const int world = fact_of<int>(run, "world").value_or(0);
-  if (world < 1 || world > kMostRanks) throw ConfigError("{} is not the run.json of a recorded run: it has no number of ranks", file);
-  run.ranks.resize(static_cast<size_t>(world));
-  const auto hosts = fact_of<std::vector<std::string>>(run, "hosts").value_or(std::vector<std::string>());
-  for (size_t i = 0; i < run.ranks.size(); i++) {
-    auto& rank = run.ranks[i];
-    if (i < hosts.size()) rank.host = hosts[i];
-    take_last_lines(folder / fmt::format("rank-{}.jsonl", i), kEndOfRank, [&](const nlohmann::json& object) {
-      try {
-        rank.lines.push_back(object.get<RankLine>());
-        rank.lines.back().time -= fact_of<double>(run, "started").value_or(0);
-        if (!rank.lines.back().host.empty()) rank.host = rank.lines.back().host;
-      } catch (const nlohmann::json::exception&) {  // not a line of a rank
-      }
-    });
-  }
-  take_last_lines(folder / "metrics.jsonl", kEndOfMetrics, [&](const nlohmann::json& object) {
-    for (const auto& [name, value] : object.items()) {
-      if (name == "step" || !object.value("step", nlohmann::json()).is_number() || (!value.is_number() && !value.is_null())) continue;
-      run.metrics[name].emplace_back(object.at("step").get<int64_t>(),
-                                     value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>());
-    }
-  });
-  return run;
-}
 
 std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
   auto rows = rows_of(run, now);

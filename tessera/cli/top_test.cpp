@@ -48,7 +48,7 @@ void write_run(const Folder& folder, int world, const std::string& status = "run
 }
 
 std::string frame(const Folder& folder, TopView view = {}) {
-  return top_frame(read_ends(folder.path()), kStarted + 60, view);
+  return top_frame(read_run(folder.path(), Extent::Ends), kStarted + 60, view);
 }
 
 TEST(Top, ShowsCurveAndRanks) {
@@ -114,7 +114,7 @@ TEST(Top, ReadsTheEndsOfLongFiles) {
   std::string metrics;
   for (int step = 1; step <= 20'000; step++) metrics += fmt::format("{{\"step\":{},\"accuracy\":0.5}}\n", step);
   write_file(folder / "metrics.jsonl", metrics);
-  const auto run = read_ends(folder.path());
+  const auto run = read_run(folder.path(), Extent::Ends);
   EXPECT_LT(run.metrics.at("accuracy").size(), 12'000U);
   EXPECT_EQ(run.metrics.at("accuracy").back().first, 20'000);
   EXPECT_THAT(frame(folder), HasSubstr("accuracy, steps "));
@@ -122,14 +122,14 @@ TEST(Top, ReadsTheEndsOfLongFiles) {
 
 TEST(Top, SaysWhatIsNoRun) {
   const Folder folder;
-  EXPECT_THAT(message_of<ConfigError>([&] { read_ends(folder.path()); }), AllOf(HasSubstr("has no run.json"), HasSubstr("--record")));
+  EXPECT_THAT(message_of<ConfigError>([&] { read_run(folder.path(), Extent::Ends); }), AllOf(HasSubstr("has no run.json"), HasSubstr("--record")));
   for (const std::string text : {"", "[]", "{}", R"({"world":0})", R"({"world":"two"})", R"({"world":1e9})"}) {
     write_file(folder / "run.json", text);
-    EXPECT_THAT(message_of<ConfigError>([&] { read_ends(folder.path()); }), HasSubstr("run.json")) << text;
+    EXPECT_THAT(message_of<ConfigError>([&] { read_run(folder.path(), Extent::Ends); }), HasSubstr("run.json")) << text;
   }
-  write_file(folder / "run.json", R"({"world":2,"hosts":7,"started":null})");
+  write_run(folder, 2);
   write_file(folder / "rank-0.jsonl", "7\n{\"step\":\"x\"}\n{}\n");
-  write_file(folder / "metrics.jsonl", "{\"loss\":1}\n{\"step\":1,\"loss\":null}\n");
+  write_file(folder / "metrics.jsonl", "7\n{\"step\":1,\"loss\":null}\n");
   EXPECT_THAT(frame(folder), HasSubstr("2 ranks"));
 }
 

@@ -347,7 +347,7 @@ TEST(Run, ReportsRateMemoryAndUtilisation) {
   });
   ::unsetenv("TESSERA_PEAK_FLOPS");
   auto net = seeded_net();
-  const FlopCounter counter;
+  const simulate::FlopCounter counter;
   squared_output(net, 1).backward();
   std::ifstream file(folder / "log.jsonl");
   nlohmann::json first, last;

@@ -38,7 +38,7 @@ class Utilisation : NoCopy {
   const Communicator world_;
   const at::ScalarType dtype_;
   std::optional<double> given_peak_;  // of this rank
-  std::optional<FlopCounter> counter_;
+  std::optional<simulate::FlopCounter> counter_;
   int64_t steps_ = 0;
   bool is_done_;
   double flops_of_batch_ = 0, peak_ = 0;  // of all ranks

@@ -1,0 +1,158 @@
+#include "tessera/cli/report/analysis.h"
+
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+
+namespace tessera::cli {
+namespace {
+
+RankLine sum_of_lines(const std::vector<RankLine>& lines) {
+  RankLine sum;
+  for (size_t i = 0; i < lines.size(); i++) {
+    const auto& line = lines[i];
+    for (const auto& [kind, bytes] : line.memory) sum.memory[kind] = std::max(sum.memory[kind], bytes);
+    sum.time = line.time, sum.step = line.step, sum.place = line.place, sum.host = line.host;
+    if (i == 0 && lines.size() >= 3) continue;  // the start, whose first step is like no other
+    sum.steps += line.steps;
+    for (const auto part : {&RankLine::seconds, &RankLine::compute, &RankLine::unshard, &RankLine::reduce, &RankLine::optimizer, &RankLine::other, &RankLine::gathers,
+                            &RankLine::reductions, &RankLine::gathered_bytes, &RankLine::misses, &RankLine::cancelled})
+      sum.*part += line.*part;
+  }
+  return sum;
+}
+
+/// The waits of a rank's program, which do not overlap, in their order.
+std::vector<TraceEvent> waits_in(const std::vector<TraceEvent>& events) {
+  std::vector<TraceEvent> waits;
+  std::ranges::copy_if(events, std::back_inserter(waits), [](const auto& event) { return event.category == "unshard" || event.category == "reduce"; });
+  return waits;
+}
+
+/// For how long the program waited in a time.
+double waited_in(const std::vector<TraceEvent>& waits, double begin, double end) {
+  double sum = 0;
+  for (auto wait = std::ranges::upper_bound(waits, begin, {}, &TraceEvent::end); wait != waits.end() && wait->begin < end; ++wait)
+    sum += std::max(0.0, std::min(end, wait->end) - std::max(begin, wait->begin));
+  return sum;
+}
+
+bool is_forward_pass(const TraceEvent& event) {
+  return event.category == "pass" && event.name.find("forward") != std::string::npos;
+}
+
+void add_costs(const RecordedRun& run, Analysis& all) {
+  std::map<std::string, UnitCost> costs;
+  double forwards = 0, ranks = 0;
+  for (const auto& rank : run.ranks) {
+    const auto steps = last_steps(rank.events);
+    if (steps.steps == 0) continue;
+    ranks++;
+    const auto each = 1.0 / steps.steps;
+    const auto waits = waits_in(rank.events);
+    for (const auto& event : rank.events) {
+      if (event.begin < steps.begin || event.begin >= steps.end) continue;
+      const auto seconds = (event.end - event.begin) * each;
+      if (is_forward_pass(event)) forwards += each;
+      auto& cost = costs[event.unit.empty() && event.category == "unit" ? event.name : event.unit];
+      if (event.category == "unit") cost.compute += seconds;
+      if (event.category == "unshard") cost.unshard_wait += seconds;
+      if (event.category == "reduce") cost.reduce_wait += seconds;
+      if (event.operation != "all_gather") continue;
+      cost.gathers += each, cost.bytes += event.bytes * each, cost.transfer += (event.end - event.ready) * each;
+      // Late: the program waits for it already, or begins to before a quarter of its transfer could be done.
+      const auto wait = std::ranges::upper_bound(waits, event.begin, {}, &TraceEvent::end);
+      if (wait != waits.end() && wait->unit == event.unit && wait->begin < event.begin + (event.end - event.ready) / 4)
+        cost.late_wait += waited_in(waits, event.ready, event.end) * each;
+    }
+  }
+  for (const auto& unit : run.units) {
+    auto cost = costs[unit.name];
+    for (const auto part : {&UnitCost::gathers, &UnitCost::transfer, &UnitCost::bytes, &UnitCost::compute, &UnitCost::unshard_wait, &UnitCost::reduce_wait, &UnitCost::late_wait})
+      cost.*part /= std::max(1.0, ranks);
+    all.units.push_back(cost);
+  }
+  if (ranks > 0) all.forwards = std::max(1.0, forwards / ranks);
+}
+
+/// A rank waits for the last one that begins a collective, as far as its program waits at all.
+void add_waits_of_trace(const RecordedRun& run, Analysis& all) {
+  double begin = std::numeric_limits<double>::infinity(), end = 0, sum = 0;
+  for (int rank = 0; rank < run.world(); rank++) {
+    const auto waits = waits_in(run.ranks[rank].events);
+    for (const auto& event : run.ranks[rank].events) {
+      if (event.last < 0) continue;
+      begin = std::min(begin, event.begin), end = std::max(end, event.end);
+      const auto waited = event.unit.empty() ? event.ready - event.begin : waited_in(waits, event.begin, event.ready);
+      if (waited < 1e-6) continue;  // rounding
+      all.waited[rank][event.last] += waited, sum += waited;
+    }
+  }
+  if (sum > 0) all.waits_from = "trace", all.watched = end - begin;
+}
+
+/// Where no collectives tell, as with node-shared units: what a rank waits longer than the one that waits least, it waits for the one that
+/// computes longest.
+void add_waits_of_lines(Analysis& all) {
+  const auto waits = [](const RankLine& total) { return total.per_step(total.unshard + total.reduce); };
+  const auto compute = [](const RankLine& total) { return total.per_step(total.compute); };
+  const auto last = std::ranges::max_element(all.totals, {}, compute);
+  std::vector<double> least;
+  for (const auto& total : all.totals) least.insert(least.end(), total.steps > 0 ? 1 : 0, waits(total));
+  if (least.size() < 2) return;
+  all.waits_from = "lines", all.watched = last->seconds;
+  for (size_t rank = 0; rank < all.totals.size(); rank++) {
+    const auto& total = all.totals[rank];
+    if (compute(total) < 0.95 * compute(*last))
+      all.waited[rank][last - all.totals.begin()] = std::max(0.0, waits(total) - std::ranges::min(least)) * static_cast<double>(total.steps);
+  }
+}
+
+}  // namespace
+
+double middle_value(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+double Analysis::waits_for(int rank) const {
+  return std::accumulate(waited.begin(), waited.end(), 0.0, [&](double sum, const auto& row) { return sum + row[rank]; });
+}
+
+StepWindow last_steps(const std::vector<TraceEvent>& events, int most) {
+  std::vector<double> ends;  // of steps: of the last event of the optimizer, or else of backward, before another forward pass or the end
+  double optimizer = -1;
+  const bool has_optimizer = std::ranges::any_of(events, [](const auto& event) { return event.category == "optimizer"; });
+  for (const auto& event : events) {
+    if (has_optimizer ? event.category == "optimizer" : event.category == "pass" && event.name == "backward") optimizer = std::max(optimizer, event.end);
+    if (is_forward_pass(event) && optimizer >= 0) ends.push_back(std::exchange(optimizer, -1));
+  }
+  if (optimizer >= 0) ends.push_back(optimizer);
+  if (ends.empty()) return {};
+  if (ends.size() == 1) return {events.front().begin, ends.front(), 1};
+  const auto steps = std::min(most, static_cast<int>(ends.size()) - 1);
+  return {ends[ends.size() - 1 - steps], ends.back(), steps};
+}
+
+Analysis analysed(const RecordedRun& run) {
+  Analysis all;
+  all.waited.assign(run.ranks.size(), std::vector<double>(run.ranks.size()));
+  std::vector<double> step_seconds;
+  for (const auto& rank : run.ranks) {
+    auto& total = all.totals.emplace_back(sum_of_lines(rank.lines));
+    if (total.steps > 0) step_seconds.push_back(total.per_step(total.seconds));
+    all.steps = std::max(all.steps, total.step);
+    if (total.memory["process"] > all.totals[all.peak_rank].memory["process"]) all.peak_rank = static_cast<int>(all.totals.size()) - 1;
+  }
+  all.step_seconds = middle_value(step_seconds);
+  const auto flops = run.facts.value("flops_per_step", nlohmann::json()), peak = run.facts.value("peak_flops", nlohmann::json());
+  if (flops.is_number() && peak.is_number() && peak > 0 && all.step_seconds > 0) all.mfu = flops.get<double>() / peak.get<double>() / all.step_seconds;
+  add_costs(run, all);
+  add_waits_of_trace(run, all);
+  if (all.waits_from.empty()) add_waits_of_lines(all);
+  return all;
+}
+
+}  // namespace tessera::cli
