@@ -50,7 +50,7 @@ void show(const std::string& text) {
 /// The frame as the terminal's whole content. Lines are overwritten, and not cleared first, so that nothing flickers.
 void draw(const std::string& frame) {
   std::string text = "\033[H";
-  for (const char c : frame) text += c == '\n' ? "\033[K\r\n" : std::string(1, c);
+  for (const char c : frame) text += c == '\n' ? "\033[K\n" : std::string(1, c);
   show(text + "\033[J");
 }
 

@@ -186,7 +186,7 @@ std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
   std::vector<std::string> lines = {cut(heading(run, rows, hosts.size(), now), view.columns), cut(numbers(run), view.columns), ""};
   auto shown = run.metrics.find("loss");
   if (shown == run.metrics.end()) shown = run.metrics.begin();
-  if (shown != run.metrics.end() && !shown->second.empty()) {
+  if (shown != run.metrics.end() && !shown->second.empty() && view.rows > 3 * kCurveRows) {
     const auto& [name, curve] = *shown;
     std::vector<double> values;
     for (const auto& [step, value] : curve) values.push_back(value);
@@ -199,7 +199,7 @@ std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
                                   host_columns > 0 ? fmt::format("{:<{}}  ", "host", host_columns) : "", "compute", "waits"),
                       view.columns));
 
-  // One line stays free for the cursor.
+  // A line stays free for the cursor.
   const auto room = static_cast<size_t>(std::max<int>(view.rows - 1 - static_cast<int>(lines.size()), 2));
   const bool fits = rows.size() <= room;
   if (!fits) {
@@ -211,8 +211,9 @@ std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
     lines.push_back(rows[i].late != Late::No && view.colours == Colours::On ? "\033[1;31m" + text + "\033[0m" : std::move(text));
   }
   if (!fits) lines.push_back(cut(fmt::format("  ... and {} more", rows.size() - (room - 1)), view.columns));
+  lines.resize(std::min(lines.size(), static_cast<size_t>(std::max(view.rows - 1, 1))));
   std::string frame;
-  for (auto& line : lines) frame += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  for (const auto& line : lines) frame += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
   return frame;
 }
 

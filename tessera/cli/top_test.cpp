@@ -79,8 +79,8 @@ loss 1  lr 0.01  41 % MFU  9.8k samples/s
 )");
   EXPECT_THAT(frame(folder, {.columns = 80, .glyphs = train::Glyphs::Blocks}), AllOf(HasSubstr("▕███   ▏"), HasSubstr("▇")));
   const std::string red = "\x1b[1;31m!    2 ";
-  EXPECT_THAT(frame(folder), AllOf(HasSubstr("3.1 GB   0:41  last seen 0:41 ago; backward of layers.3\n"), Not(HasSubstr(red))));
-  EXPECT_THAT(frame(folder, {.colours = Colours::On}), AllOf(HasSubstr(red), HasSubstr("backward of layers.3\x1b[0m\n")));
+  EXPECT_THAT(frame(folder, {.columns = 120}), AllOf(HasSubstr("3.1 GB   0:41  last seen 0:41 ago; backward of layers.3\n"), Not(HasSubstr(red))));
+  EXPECT_THAT(frame(folder, {.columns = 120, .colours = Colours::On}), AllOf(HasSubstr(red), HasSubstr("backward of layers.3\x1b[0m\n")));
 }
 
 TEST(Top, OfManyRanksShowsTheWorstFirst) {
@@ -89,13 +89,14 @@ TEST(Top, OfManyRanksShowsTheWorstFirst) {
   write_rank(folder, 70, {.step = 90});
   write_rank(folder, 80, {.compute = 0.9, .waits = 0.02});
   std::filesystem::remove(folder / "rank-90.jsonl");
-  const auto text = frame(folder, {.rows = 10});
+  const auto text = frame(folder, {.columns = 120, .rows = 10});
   const auto rows = lines(text);
   ASSERT_EQ(rows.size(), 9U) << text;  // one is for the cursor
   EXPECT_THAT(rows[4], AllOf(HasSubstr("!   90  nothing seen yet")));
   EXPECT_THAT(rows[5], AllOf(HasSubstr("!   70 "), HasSubstr("10 steps behind")));
   EXPECT_THAT(rows[6], AllOf(HasSubstr("!   80 "), HasSubstr("computes 1.8x as long as most")));
   EXPECT_EQ(rows[8], "  ... and 96 more");
+  EXPECT_EQ(lines(frame(folder, {.rows = 5})).size(), 4U);
 }
 
 TEST(Top, OfARunThatHasEndedNobodyIsLate) {
@@ -153,14 +154,14 @@ TEST(Top, WithoutATerminalPrintsOnce) {
 TEST(Top, OnATerminalStaysUntilItIsEnded) {
   const Folder folder;
   for (const std::string how : {"q", "\x03", "signal"}) {
-    OnTerminal terminal(top({folder.path()}), {{"TERM", "xterm"}, {"LC_ALL", "C"}});
     std::filesystem::remove(folder / "run.json");
+    OnTerminal terminal(top({folder.path()}), {{"TERM", "xterm"}, {"LC_ALL", "C"}});
     terminal.wait_for({"waiting for " + (folder / "run.json").string()});
     write_run(folder, 2, "done");
     terminal.wait_for({"\x1b[Hllama  2 ranks"});
     const winsize small{.ws_row = 10, .ws_col = 30, .ws_xpixel = 0, .ws_ypixel = 0};
     ::ioctl(terminal.keyboard.get(), TIOCSWINSZ, &small);
-    terminal.wait_for({"\x1b[Hllama  2 ranks  shm  step 100  \x1b[K"});
+    terminal.wait_for({"\x1b[Hllama  2 ranks  shm  step 100\x1b[K"});
     if (how == "signal") {
       ::kill(terminal.process.pid(), SIGTERM);
     } else {
