@@ -18,9 +18,9 @@
 namespace tessera::cli {
 namespace {
 
-constexpr std::chrono::seconds kPatience(60), kTopEvery(1);
+constexpr std::chrono::seconds kTopPatience(60), kTopEvery(1);
 
-double unix_now() {
+double unix_time_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
@@ -36,29 +36,29 @@ TopView view_of_terminal() {
 
 /// The present frame, or why there is none: files change while they are read.
 std::string frame_of(const std::filesystem::path& folder, const TopView& view) try {
-  return top_frame(read_run(folder, Extent::Ends), unix_now(), view);
+  return top_frame(read_run(folder, Extent::Ends), unix_time_now(), view);
 } catch (const std::exception& error) {
   return printable(error.what()) + "\n";
 }
 
 /// Writes at once, so that a terminal never shows half a frame.
-void show(const std::string& text) {
+void put_out(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
   expect_printed();
 }
 
 /// The frame as the terminal's whole content. Lines are overwritten, and not cleared first, so that nothing flickers.
-void draw(const std::string& frame) {
+void draw_frame(const std::string& frame) {
   std::string text = "\033[H";
   for (const char c : frame) text += c == '\n' ? "\033[K\n" : std::string(1, c);
-  show(text + "\033[J");
+  put_out(text + "\033[J");
 }
 
 void wait_for_run(const std::filesystem::path& folder) {
   if (is_there(folder / "run.json")) return;
-  fmt::print("waiting for {} for {} seconds\n", (folder / "run.json").string(), kPatience.count());
+  fmt::print("waiting for {} for {} seconds\n", (folder / "run.json").string(), kTopPatience.count());
   expect_printed();
-  for (const auto end = std::chrono::steady_clock::now() + kPatience; std::chrono::steady_clock::now() < end;) {
+  for (const auto end = std::chrono::steady_clock::now() + kTopPatience; std::chrono::steady_clock::now() < end;) {
     if (is_there(folder / "run.json")) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
   }
@@ -70,12 +70,12 @@ int watch(const std::filesystem::path& folder) {
   const RawTerminal terminal;
   auto view = view_of_terminal();
   // What the terminal shows now moves up, where it can be read later.
-  show(std::string(static_cast<size_t>(view.rows), '\n') + "\033[?25l");
+  put_out(std::string(static_cast<size_t>(view.rows), '\n') + "\033[?25l");
   for (auto next = std::chrono::steady_clock::now();;) {
     const auto before = std::exchange(view, view_of_terminal());
     const auto now = std::chrono::steady_clock::now();
     if (now >= next || before.columns != view.columns || before.rows != view.rows) {
-      draw(frame_of(folder, view));
+      draw_frame(frame_of(folder, view));
       next = now + kTopEvery;
     }
     pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
@@ -88,7 +88,8 @@ int watch(const std::filesystem::path& folder) {
 }  // namespace
 
 void add_top_command(CLI::App& app, std::function<int()>& chosen) {
-  auto* command = app.add_subcommand("top", "Shows a run that is recorded, while it runs: its loss, its ranks, and who is late. The key q ends it");
+  auto* command =
+      app.add_subcommand("top", "Shows a run that is recorded, while it runs: its loss, its ranks, and who is late. The key q ends it");
   struct Flags {
     std::filesystem::path run;
     bool once = false;
@@ -102,7 +103,7 @@ void add_top_command(CLI::App& app, std::function<int()>& chosen) {
   command->callback([&chosen, flags] {
     chosen = [flags] {
       if (!flags->once && ::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0) return watch(flags->run);
-      show(top_frame(read_run(flags->run, Extent::Ends), unix_now(), view_of_terminal()));
+      put_out(top_frame(read_run(flags->run, Extent::Ends), unix_time_now(), view_of_terminal()));
       return 0;
     };
   });

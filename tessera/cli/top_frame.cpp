@@ -18,8 +18,8 @@ namespace tessera::cli {
 namespace {
 
 constexpr double kSilent = 10;   // seconds without a line, if lines come more often
-constexpr double kLonger = 1.2;  // of the median: a rank that computes for longer is slow, if it waits less than half as much as most
-constexpr int kCurveRows = 6, kLabel = 10, kBarColumns = 8, kWide = 100;
+constexpr double kSlowFactor = 1.2;  // of the median: a rank that computes for longer is slow, if it waits less than half as much as most
+constexpr int kCurveRows = 6, kLabelColumns = 10, kBarColumns = 8, kWideColumns = 100;
 
 bool is_running(const RecordedRun& run) {
   return run.facts.value("status", "") == "runs";
@@ -51,7 +51,7 @@ std::pair<double, double> middle_of(const std::vector<TopRow>& rows, double (Top
   return {values[(values.size() - 1) / 2], values[values.size() / 2]};
 }
 
-std::vector<TopRow> rows_of(const RecordedRun& run, double now) {
+std::vector<TopRow> top_rows_of(const RecordedRun& run, double now) {
   std::vector<TopRow> rows;
   for (int rank = 0; rank < run.world(); rank++) {
     TopRow row{.rank = rank};
@@ -83,7 +83,7 @@ void find_late(std::vector<TopRow>& rows) {
     } else if (row.by >= 2 && row.line.time > 0) {
       row.late = Late::Behind;
       row.why = counted(static_cast<int64_t>(row.by), "step") + " behind";
-    } else if (row.compute() > kLonger * compute && row.waits() < usual_waits / 2) {
+    } else if (row.compute() > kSlowFactor * compute && row.waits() < usual_waits / 2) {
       row.late = Late::Slow;
       row.by = row.compute() / compute;
       row.why = fmt::format("computes {:.1f}x as long as most", row.by);
@@ -91,33 +91,33 @@ void find_late(std::vector<TopRow>& rows) {
   }
 }
 
-std::string cut(std::string_view text, int columns) {
+std::string cut_to(std::string_view text, int columns) {
   return fmt::format("{:.{}}", text, std::max(columns, 0));
 }
 
 /// A row of the table: two columns for a mark, and so on, as in the heading.
-std::string text_of(const TopRow& row, const RecordedRank& rank, int host_columns, const TopView& view) {
+std::string row_text(const TopRow& row, const RecordedRank& rank, int host_columns, const TopView& view) {
   auto text = fmt::format("{} {:>4}  ", row.late != Late::No ? '!' : ' ', row.rank);
-  if (host_columns > 0) text += fmt::format("{:<{}}  ", cut(printable(rank.host), host_columns), host_columns);
-  if (row.line.time == 0) return cut(text + row.why, view.columns);
+  if (host_columns > 0) text += fmt::format("{:<{}}  ", cut_to(printable(rank.host), host_columns), host_columns);
+  if (row.line.time == 0) return cut_to(text + row.why, view.columns);
   text += fmt::format("{:>7}  {:>7}  ", row.line.step, train::short_number(row.steps_per_second()));
   for (const auto part : {row.share(row.line.compute), row.waits()}) {
     text += fmt::format("{} {:>3.0f}%  ", train::share_bar(part, kBarColumns, view.glyphs), 100 * part);
   }
   const auto memory = row.line.memory.find("process");
   // In a narrow terminal a row has room for either.
-  if (row.why.empty() || view.columns >= kWide) {
+  if (row.why.empty() || view.columns >= kWideColumns) {
     text += fmt::format("{:>7}  {:>5}  ", memory != row.line.memory.end() ? train::short_bytes(memory->second) : "",
                         train::short_time(row.age));
   }
   text += row.why + (row.why.empty() || row.line.place.empty() ? "" : "; ") + printable(row.line.place);
-  return cut(text, view.columns);
+  return cut_to(text, view.columns);
 }
 
 /// Rows of blocks under the values, with the largest and the smallest value beside them.
 std::vector<std::string> curve_rows(std::vector<double> values, const TopView& view) {
   std::erase_if(values, [](double value) { return !std::isfinite(value); });
-  const auto columns = static_cast<size_t>(std::max(view.columns - kLabel, 1));
+  const auto columns = static_cast<size_t>(std::max(view.columns - kLabelColumns, 1));
   std::vector<double> means;
   for (size_t i = 0; i < columns && !values.empty(); i++) {
     const auto begin = i * values.size() / columns, end = std::max(begin + 1, (i + 1) * values.size() / columns);
@@ -132,7 +132,7 @@ std::vector<std::string> curve_rows(std::vector<double> values, const TopView& v
   std::vector<std::string> rows;
   for (int row = 0; row < kCurveRows; row++) {
     const auto label = row == 0 ? fmt::format("{:.4g}", most) : row == kCurveRows - 1 ? fmt::format("{:.4g}", least) : "";
-    auto text = fmt::format("{:>{}}  ", label, kLabel - 2);
+    auto text = fmt::format("{:>{}}  ", label, kLabelColumns - 2);
     for (const double mean : means) {
       const int level = most > least ? 1 + static_cast<int>((mean - least) / (most - least) * (8 * kCurveRows - 1)) : 4 * kCurveRows;
       const auto eighths = static_cast<size_t>(std::clamp(level - 8 * (kCurveRows - 1 - row), 0, 8));
@@ -144,7 +144,7 @@ std::vector<std::string> curve_rows(std::vector<double> values, const TopView& v
 }
 
 /// "llama  4 ranks on 2 hosts  shm  step 1200  0:20:14  running"
-std::string heading(const RecordedRun& run, const std::vector<TopRow>& rows, size_t hosts, double now) {
+std::string top_heading(const RecordedRun& run, const std::vector<TopRow>& rows, size_t hosts, double now) {
   const auto ended = run.facts.value("ended", nlohmann::json());
   const auto step = std::ranges::max(rows, {}, [](const TopRow& row) { return row.line.step; }).line.step;
   const auto age = std::ranges::min(rows, {}, &TopRow::age).age;
@@ -157,7 +157,7 @@ std::string heading(const RecordedRun& run, const std::vector<TopRow>& rows, siz
 }
 
 /// The newest numbers: "loss 0.412  lr 0.01  9.8k samples/s  41 % MFU"
-std::string numbers(const RecordedRun& run) {
+std::string newest_numbers(const RecordedRun& run) {
   std::string text;
   for (const auto& [name, curve] : run.metrics) {
     if (curve.empty() || name == "memory") continue;
@@ -173,7 +173,7 @@ std::string numbers(const RecordedRun& run) {
 }  // namespace
 
 std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
-  auto rows = rows_of(run, now);
+  auto rows = top_rows_of(run, now);
   if (is_running(run)) find_late(rows);
   std::set<std::string> hosts;
   size_t widest = 4;
@@ -181,9 +181,10 @@ std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
     if (!rank.host.empty()) hosts.insert(rank.host);
     widest = std::max(widest, std::min<size_t>(rank.host.size(), 12));
   }
-  const int host_columns = hosts.size() > 1 && view.columns >= kWide ? static_cast<int>(widest) : 0;
+  const int host_columns = hosts.size() > 1 && view.columns >= kWideColumns ? static_cast<int>(widest) : 0;
 
-  std::vector<std::string> lines = {cut(heading(run, rows, hosts.size(), now), view.columns), cut(numbers(run), view.columns), ""};
+  std::vector<std::string> lines = {cut_to(top_heading(run, rows, hosts.size(), now), view.columns),
+                                    cut_to(newest_numbers(run), view.columns), ""};
   auto shown = run.metrics.find("loss");
   if (shown == run.metrics.end()) shown = run.metrics.begin();
   if (shown != run.metrics.end() && !shown->second.empty() && view.rows > 3 * kCurveRows) {
@@ -192,10 +193,10 @@ std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
     for (const auto& [step, value] : curve) values.push_back(value);
     for (auto& line : curve_rows(std::move(values), view)) lines.push_back(std::move(line));
     const auto steps = fmt::format("{}, steps {} to {}", printable(name), curve.front().first, curve.back().first);
-    lines.push_back(cut(std::string(kLabel, ' ') + steps, view.columns));
+    lines.push_back(cut_to(std::string(kLabelColumns, ' ') + steps, view.columns));
     lines.emplace_back();
   }
-  lines.push_back(cut(fmt::format("  rank  {}   step  steps/s  {:<15}{:<15} memory   seen  where",
+  lines.push_back(cut_to(fmt::format("  rank  {}   step  steps/s  {:<15}{:<15} memory   seen  where",
                                   host_columns > 0 ? fmt::format("{:<{}}  ", "host", host_columns) : "", "compute", "waits"),
                       view.columns));
 
@@ -207,10 +208,10 @@ std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
                              [](const TopRow& row) { return std::tuple(row.late, row.late == Late::No ? row.compute() : row.by); });
   }
   for (size_t i = 0; i < (fits ? rows.size() : room - 1); i++) {
-    auto text = text_of(rows[i], run.ranks[static_cast<size_t>(rows[i].rank)], host_columns, view);
+    auto text = row_text(rows[i], run.ranks[static_cast<size_t>(rows[i].rank)], host_columns, view);
     lines.push_back(rows[i].late != Late::No && view.colours == Colours::On ? "\033[1;31m" + text + "\033[0m" : std::move(text));
   }
-  if (!fits) lines.push_back(cut(fmt::format("  ... and {} more", rows.size() - (room - 1)), view.columns));
+  if (!fits) lines.push_back(cut_to(fmt::format("  ... and {} more", rows.size() - (room - 1)), view.columns));
   lines.resize(std::min(lines.size(), static_cast<size_t>(std::max(view.rows - 1, 1))));
   std::string frame;
   for (const auto& line : lines) frame += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";

@@ -41,8 +41,9 @@ PrometheusReporter::PrometheusReporter(int port, const ReporterOptions& options)
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   if (!listener_ || ::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
       ::listen(listener_.get(), 16) != 0) {
-    throw ConfigError("metrics can't be served at 127.0.0.1:{} ({}); give prometheus:PORT with another port, or end the program that has it",
-                      port, std::strerror(errno));
+    throw ConfigError(
+        "metrics can't be served at 127.0.0.1:{} ({}); give prometheus:PORT with another port, or end the program that has this one", port,
+        std::strerror(errno));
   }
   server_ = quiet_thread([this] { serve(); });
 }

@@ -354,7 +354,8 @@ void Run::report(const std::vector<Measured>& numbers) {
   std::erase_if(own, [&](const Value& value) { return std::ranges::count(parts_->reported, value.name, &Value::name) > 0; });
   auto logged = parts_->reported;
   std::ranges::copy(own, std::back_inserter(logged));
-  std::ranges::copy_if(own, std::back_inserter(parts_->shown), [&](const Value& value) { return value.name != kRateName; });  // the bar has a rate
+  // The bar has a rate of its own.
+  std::ranges::copy_if(own, std::back_inserter(parts_->shown), [&](const Value& value) { return value.name != kRateName; });
   trainer_.log(logged);
 }
 

@@ -39,7 +39,7 @@ json trace_events(const RecordedRun& run, int rank, std::vector<std::string>& no
 }
 
 /// The text of a file; of Extent::Ends, about the last `end` bytes.
-std::string text_of_file(const std::filesystem::path& path, Extent extent, uint64_t end) {
+std::string end_of_file(const std::filesystem::path& path, Extent extent, uint64_t end) {
   if (!size_of_file(path)) return {};
   const InputFile file(path);
   if (extent == Extent::Whole || file.size() <= end) return file.read_all();
@@ -67,7 +67,7 @@ void read_rank(RecordedRun& run, int number, Extent extent) {
   auto& rank = run.ranks[number];
   const auto started = run.facts.value("started", 0.0);
   const auto file = fmt::format("rank-{}.jsonl", number);
-  for_each_line(file, text_of_file(run.folder / file, extent, 4 << 10), run.notes, [&](const json& line) {
+  for_each_line(file, end_of_file(run.folder / file, extent, 4 << 10), run.notes, [&](const json& line) {
     rank.lines.push_back(line.get<RankLine>());
     rank.lines.back().time -= started;
     if (!rank.lines.back().host.empty()) rank.host = rank.lines.back().host;
@@ -170,7 +170,7 @@ RecordedRun read_run(const std::filesystem::path& folder, Extent extent) {
   }
   if (!untraced.empty())
     run.notes.push_back(fmt::format("{} of {} ranks have no trace: it is written when a run ends, and when a rank gets SIGUSR2", untraced.size(), run.world()));
-  for_each_line("metrics.jsonl", text_of_file(folder / "metrics.jsonl", extent, 256 << 10), run.notes, [&](const json& line) {
+  for_each_line("metrics.jsonl", end_of_file(folder / "metrics.jsonl", extent, 256 << 10), run.notes, [&](const json& line) {
     for (const auto& [name, value] : line.items()) {
       if (name != "step" && (value.is_number() || value.is_null()))
         run.metrics[name].emplace_back(line.value("step", int64_t{0}), value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>());
