@@ -24,8 +24,8 @@ double unix_time_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-TopView view_of_terminal() {
-  TopView view{.glyphs = train::glyphs_of_locale(), .colours = Help::has_colour(STDOUT_FILENO) ? Colours::On : Colours::Off};
+reports::TopView view_of_terminal() {
+  reports::TopView view{.glyphs = train::glyphs_of_locale(), .colours = Help::has_colour(STDOUT_FILENO) ? reports::Colours::On : reports::Colours::Off};
   winsize size{};
   if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 && size.ws_row > 0) {
     view.columns = size.ws_col;
@@ -35,8 +35,8 @@ TopView view_of_terminal() {
 }
 
 /// The present frame, or why there is none: files change while they are read.
-std::string frame_of(const std::filesystem::path& folder, const TopView& view) try {
-  return top_frame(read_run(folder, Extent::Ends), unix_time_now(), view);
+std::string frame_of(const std::filesystem::path& folder, const reports::TopView& view) try {
+  return reports::top_frame(reports::read_run(folder, reports::Extent::Ends), unix_time_now(), view);
 } catch (const std::exception& error) {
   return printable(error.what()) + "\n";
 }
@@ -66,7 +66,7 @@ void wait_for_run(const std::filesystem::path& folder) {
 
 int watch(const std::filesystem::path& folder) {
   wait_for_run(folder);
-  read_run(folder, Extent::Ends);  // throws if there is no run
+  reports::read_run(folder, reports::Extent::Ends);  // throws if there is no run
   const RawTerminal terminal;
   auto view = view_of_terminal();
   // What the terminal shows now moves up, where it can be read later.
@@ -103,7 +103,7 @@ void add_top_command(CLI::App& app, std::function<int()>& chosen) {
   command->callback([&chosen, flags] {
     chosen = [flags] {
       if (!flags->once && ::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0) return watch(flags->run);
-      put_out(top_frame(read_run(flags->run, Extent::Ends), unix_time_now(), view_of_terminal()));
+      put_out(reports::top_frame(reports::read_run(flags->run, reports::Extent::Ends), unix_time_now(), view_of_terminal()));
       return 0;
     };
   });

@@ -14,7 +14,7 @@
 #include "tessera/base/words.h"
 #include "tessera/train/progress_line.h"
 
-namespace tessera::cli {
+namespace tessera::cli::reports {
 namespace {
 
 constexpr double kSilent = 10;   // seconds without a line, if lines come more often
@@ -218,4 +218,4 @@ std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
   return frame;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::cli::reports

@@ -6,7 +6,7 @@
 #include "tessera/cli/report/run_files.h"
 #include "tessera/train/display.h"
 
-namespace tessera::cli {
+namespace tessera::cli::reports {
 
 enum class Colours { Off, On };
 
@@ -20,4 +20,4 @@ struct TopView {
 /// that make others wait are the first. `now` is unix time.
 std::string top_frame(const RecordedRun& run, double now, const TopView& view);
 
-}  // namespace tessera::cli
+}  // namespace tessera::cli::reports

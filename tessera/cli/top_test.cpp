@@ -11,7 +11,7 @@
 #include "tests/testing/launched.h"
 #include "tests/testing/transports.h"
 
-namespace tessera::cli::top_test {
+namespace tessera::cli::reports::top_test {
 namespace {
 
 using ::testing::AllOf;
@@ -176,4 +176,4 @@ TEST(Top, OnATerminalStaysUntilItIsEnded) {
 }
 
 }  // namespace
-}  // namespace tessera::cli::top_test
+}  // namespace tessera::cli::reports::top_test

@@ -63,7 +63,7 @@ class Page(Report):
                         self.assertEqual(browser.value(PALE), [])
                         self.assertEqual(browser.value("document.querySelectorAll('img').length"), 0)
             self.assertEqual(browser.show((sick / "report.html").as_uri(), 360, "light"), [])
-            self.assertIn("Rank 3 on beta is slow", browser.value("document.body.innerText"))
+            self.assertIn("Slow: rank 3 on beta", browser.value("document.body.innerText"))
             self.assertIn(hostile, browser.value("document.body.textContent"))
             self.assertGreater(browser.value("document.querySelectorAll('details').forEach(d => d.open = true), new Promise(done => setTimeout(() => done(document.querySelectorAll('details table tbody tr').length), 100))"), 100)
             self.assertLessEqual(browser.value("document.documentElement.scrollWidth"), 360)  # with all tables open

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <numeric>
 
-namespace tessera::cli {
+namespace tessera::cli::reports {
 namespace {
 
 RankLine sum_of_lines(const std::vector<RankLine>& lines) {
@@ -15,8 +15,9 @@ RankLine sum_of_lines(const std::vector<RankLine>& lines) {
     sum.time = line.time, sum.step = line.step, sum.place = line.place, sum.host = line.host;
     if (i == 0 && lines.size() >= 3) continue;  // the start, whose first step is like no other
     sum.steps += line.steps;
-    for (const auto part : {&RankLine::seconds, &RankLine::compute, &RankLine::unshard, &RankLine::reduce, &RankLine::optimizer, &RankLine::other, &RankLine::gathers,
-                            &RankLine::reductions, &RankLine::gathered_bytes, &RankLine::misses, &RankLine::cancelled})
+    for (const auto part :
+         {&RankLine::seconds, &RankLine::compute, &RankLine::unshard, &RankLine::reduce, &RankLine::optimizer, &RankLine::other,
+          &RankLine::gathers, &RankLine::reductions, &RankLine::gathered_bytes, &RankLine::misses, &RankLine::cancelled})
       sum.*part += line.*part;
   }
   return sum;
@@ -25,7 +26,8 @@ RankLine sum_of_lines(const std::vector<RankLine>& lines) {
 /// The waits of a rank's program, which do not overlap, in their order.
 std::vector<TraceEvent> waits_in(const std::vector<TraceEvent>& events) {
   std::vector<TraceEvent> waits;
-  std::ranges::copy_if(events, std::back_inserter(waits), [](const auto& event) { return event.category == "unshard" || event.category == "reduce"; });
+  std::ranges::copy_if(events, std::back_inserter(waits),
+                       [](const auto& event) { return event.category == "unshard" || event.category == "reduce"; });
   return waits;
 }
 
@@ -60,15 +62,18 @@ void add_costs(const RecordedRun& run, Analysis& all) {
       if (event.category == "reduce") cost.reduce_wait += seconds;
       if (event.operation != "all_gather") continue;
       cost.gathers += each, cost.bytes += event.bytes * each, cost.transfer += (event.end - event.ready) * each;
+      const auto waited = waited_in(waits, event.ready, event.end) * each;
+      cost.transfer_wait += waited;
       // Late: the program waits for it already, or begins to before a quarter of its transfer could be done.
       const auto wait = std::ranges::upper_bound(waits, event.begin, {}, &TraceEvent::end);
       if (wait != waits.end() && wait->unit == event.unit && wait->begin < event.begin + (event.end - event.ready) / 4)
-        cost.late_wait += waited_in(waits, event.ready, event.end) * each;
+        cost.late_wait += waited;
     }
   }
   for (const auto& unit : run.units) {
     auto cost = costs[unit.name];
-    for (const auto part : {&UnitCost::gathers, &UnitCost::transfer, &UnitCost::bytes, &UnitCost::compute, &UnitCost::unshard_wait, &UnitCost::reduce_wait, &UnitCost::late_wait})
+    for (const auto part : {&UnitCost::gathers, &UnitCost::transfer, &UnitCost::bytes, &UnitCost::compute, &UnitCost::unshard_wait,
+                            &UnitCost::reduce_wait, &UnitCost::transfer_wait, &UnitCost::late_wait})
       cost.*part /= std::max(1.0, ranks);
     all.units.push_back(cost);
   }
@@ -104,7 +109,8 @@ void add_waits_of_lines(Analysis& all) {
   for (size_t rank = 0; rank < all.totals.size(); rank++) {
     const auto& total = all.totals[rank];
     if (compute(total) < 0.95 * compute(*last))
-      all.waited[rank][last - all.totals.begin()] = std::max(0.0, waits(total) - std::ranges::min(least)) * static_cast<double>(total.steps);
+      all.waited[rank][last - all.totals.begin()] =
+          std::max(0.0, waits(total) - std::ranges::min(least)) * static_cast<double>(total.steps);
   }
 }
 
@@ -126,7 +132,8 @@ StepWindow last_steps(const std::vector<TraceEvent>& events, int most) {
   double optimizer = -1;
   const bool has_optimizer = std::ranges::any_of(events, [](const auto& event) { return event.category == "optimizer"; });
   for (const auto& event : events) {
-    if (has_optimizer ? event.category == "optimizer" : event.category == "pass" && event.name == "backward") optimizer = std::max(optimizer, event.end);
+    if (has_optimizer ? event.category == "optimizer" : event.category == "pass" && event.name == "backward")
+      optimizer = std::max(optimizer, event.end);
     if (is_forward_pass(event) && optimizer >= 0) ends.push_back(std::exchange(optimizer, -1));
   }
   if (optimizer >= 0) ends.push_back(optimizer);
@@ -148,11 +155,12 @@ Analysis analysed(const RecordedRun& run) {
   }
   all.step_seconds = middle_value(step_seconds);
   const auto flops = run.facts.value("flops_per_step", nlohmann::json()), peak = run.facts.value("peak_flops", nlohmann::json());
-  if (flops.is_number() && peak.is_number() && peak > 0 && all.step_seconds > 0) all.mfu = flops.get<double>() / peak.get<double>() / all.step_seconds;
+  if (flops.is_number() && peak.is_number() && peak > 0 && all.step_seconds > 0)
+    all.mfu = flops.get<double>() / peak.get<double>() / all.step_seconds;
   add_costs(run, all);
   add_waits_of_trace(run, all);
   if (all.waits_from.empty()) add_waits_of_lines(all);
   return all;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::cli::reports

@@ -8,7 +8,7 @@
 #include "tessera/base/words.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/help.h"
-#include "tessera/cli/report/report_data.h"
+#include "tessera/cli/report/analysis.h"
 #include "tessera/train/progress_line.h"
 
 namespace tessera::cli {
@@ -28,11 +28,11 @@ struct ReportCommand {
     json data = {{"format", 1}, {"runs", json::array()}};
     std::string said;
     for (const auto& folder : runs) {
-      const auto run = read_run(folder);
-      data["runs"].push_back(report_data(run));
+      const auto run = reports::read_run(folder);
+      data["runs"].push_back(reports::data_of(run));
       if (as_json) continue;
       said += summary_of(data["runs"].back());
-      if (const auto trace = write_merged_trace(run)) said += fmt::format("trace  {} (opens at ui.perfetto.dev)\n", trace->string());
+      if (const auto trace = reports::write_merged_trace(run)) said += fmt::format("trace  {} (opens at ui.perfetto.dev)\n", trace->string());
     }
     auto text = data.dump(as_json ? 1 : -1, ' ', false, json::error_handler_t::replace);
     const auto folder = std::filesystem::path(runs.front());
@@ -53,11 +53,13 @@ struct ReportCommand {
   static std::string summary_of(const json& run) {
     const auto& facts = run["facts"];
     const auto step = run["step_seconds"].get<double>(), mfu = run["mfu"].get<double>();
-    auto text = fmt::format("{}: {} on {}, {}, {} steps", run["folder"].get<std::string>(), facts.value("program", "a program"), counted(facts["world"].get<int>(), "rank"),
-                            facts.value("status", "of unknown status"), run["steps"].get<int64_t>());
+    auto text =
+        fmt::format("{}: {} on {}, {}, {} steps", run["folder"].get<std::string>(), facts.value("program", "a program"),
+                    counted(facts["world"].get<int>(), "rank"), facts.value("status", "of unknown status"), run["steps"].get<int64_t>());
     if (step > 0) text += fmt::format(", {:.3g} s a step", step);
     if (mfu > 0) text += fmt::format(", MFU {:.0f} %", mfu * 100);
-    if (const auto bytes = run["peak_memory"]["bytes"].get<double>(); bytes > 0) text += fmt::format(", at most {} (rank {})", train::short_bytes(bytes), run["peak_memory"]["rank"].get<int>());
+    if (const auto bytes = run["peak_memory"]["bytes"].get<double>(); bytes > 0)
+      text += fmt::format(", at most {} (rank {})", train::short_bytes(bytes), run["peak_memory"]["rank"].get<int>());
     text += '\n';
     for (const auto& each : run["notes"]) text += fmt::format("note: {}\n", each.get<std::string>());
     for (const auto& each : run["advice"]) {
@@ -76,8 +78,10 @@ void add_report_command(CLI::App& app, std::function<int()>& chosen) {
   const auto options = std::make_shared<ReportCommand>();
   command->add_option("RUN", options->runs, "The folder of a run; several are compared")->required();
   command->add_flag("--json", options->as_json, "Print the data that the page shows, as JSON, and write nothing else");
-  command->add_option("--out", options->out, "Where to write; RUN/report.html, or RUN/comparison.html of several runs, unless given")->type_name("FILE");
-  command->footer(Help::footer_of({"tessera launch -n 4 --record run ./train", "tessera report run", "tessera report run other-run --out compared.html", "tessera report run --json >run.json"}));
+  command->add_option("--out", options->out, "Where to write; RUN/report.html, or RUN/comparison.html of several runs, unless given")
+      ->type_name("FILE");
+  command->footer(Help::footer_of({"tessera launch -n 4 --record run ./train", "tessera report run",
+                                   "tessera report run other-run --out compared.html", "tessera report run --json >run.json"}));
   command->callback([&chosen, options] { chosen = [=] { return options->run(); }; });
 }
 

@@ -1,11 +1,12 @@
-#include "tessera/cli/report/report_data.h"
-
+// The data of a run as JSON, small enough for a page.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <set>
 
-namespace tessera::cli {
+#include "tessera/cli/report/analysis.h"
+
+namespace tessera::cli::reports {
 namespace {
 
 using nlohmann::json;
@@ -20,7 +21,8 @@ double rounded(double value) {
   return std::round(value * scale) / scale;
 }
 
-/// All ranks; or some of them, at equal distances, and the one that others wait for, the one that computes longest and the one with most memory.
+/// All ranks; or some of them, at equal distances, and the one that others wait for, the one that computes longest and the one with most
+/// memory.
 std::vector<int> shown_ranks(const Analysis& all, int most) {
   const auto world = static_cast<int>(all.totals.size());
   std::set<int> shown;
@@ -76,11 +78,16 @@ json over_time(const RecordedRun& run, const std::vector<int>& shown) {
     bins = std::clamp(rank.lines.size(), bins, kTimeBins);
     for (const auto& line : rank.lines) end = std::max(end, line.time);
   }
-  constexpr std::pair<const char*, double RankLine::*> kParts[] = {{"compute", &RankLine::compute}, {"unshard", &RankLine::unshard}, {"reduce", &RankLine::reduce},
-                                                                  {"optimizer", &RankLine::optimizer}, {"other", &RankLine::other}};
+  constexpr std::pair<const char*, double RankLine::*> kParts[] = {{"compute", &RankLine::compute},
+                                                                   {"unshard", &RankLine::unshard},
+                                                                   {"reduce", &RankLine::reduce},
+                                                                   {"optimizer", &RankLine::optimizer},
+                                                                   {"other", &RankLine::other}};
   std::vector<RankLine> sums(bins);
   auto compute = json::array(), at = json::array();
-  const auto bin = [&](double time) { return std::min(bins - 1, static_cast<size_t>(std::max(0.0, time / end * static_cast<double>(bins)))); };
+  const auto bin = [&](double time) {
+    return std::min(bins - 1, static_cast<size_t>(std::max(0.0, time / end * static_cast<double>(bins))));
+  };
   for (int rank = 0; rank < run.world(); rank++) {
     std::vector<RankLine> own(bins);
     for (const auto& line : run.ranks[rank].lines) {
@@ -98,7 +105,8 @@ json over_time(const RecordedRun& run, const std::vector<int>& shown) {
   json data = {{"ranks", shown}, {"rank_compute", compute}, {"step_seconds", json::array()}};
   for (size_t i = 0; i < bins; i++) {
     at.push_back(rounded(end * (static_cast<double>(i) + 1) / static_cast<double>(bins)));
-    for (const auto& [name, part] : kParts) data["shares"][name].push_back(sums[i].seconds > 0 ? json(rounded(sums[i].*part / sums[i].seconds)) : json());
+    for (const auto& [name, part] : kParts)
+      data["shares"][name].push_back(sums[i].seconds > 0 ? json(rounded(sums[i].*part / sums[i].seconds)) : json());
     data["step_seconds"].push_back(sums[i].steps > 0 ? json(rounded(sums[i].per_step(sums[i].seconds))) : json());
   }
   data["at"] = at;
@@ -118,17 +126,21 @@ json timeline_of(const RecordedRun& run, const std::vector<int>& shown) {
   for (const int rank : shown) {
     std::vector<const TraceEvent*> inside;
     for (const auto& event : run.ranks[rank].events) {
-      if (event.end > window.begin && event.begin < window.end && std::ranges::find(kinds, event.category) != kinds.end()) inside.push_back(&event);
+      if (event.end > window.begin && event.begin < window.end && std::ranges::find(kinds, event.category) != kinds.end())
+        inside.push_back(&event);
     }
     if (inside.size() > kSegments) {
       is_whole = false;
-      std::ranges::nth_element(inside, inside.begin() + kSegments, std::greater(), [](const auto* event) { return event->end - event->begin; });
+      std::ranges::nth_element(inside, inside.begin() + kSegments, std::greater(),
+                               [](const auto* event) { return event->end - event->begin; });
       inside.resize(kSegments);
       std::ranges::sort(inside, {}, &TraceEvent::begin);
     }
     auto segments = json::array();
     for (const auto* event : inside) {
-      const auto name = event->category == "collective" ? event->operation + " " + event->unit : event->unit.empty() ? event->name : event->unit;
+      const auto name = event->category == "collective" ? event->operation + " " + event->unit
+                        : event->unit.empty()           ? event->name
+                                                        : event->unit;
       segments.push_back({std::lround((event->begin - window.begin) * 1e6), std::lround((event->end - event->begin) * 1e6),
                           std::ranges::find(kinds, event->category) - kinds.begin(), names.emplace(name, names.size()).first->second});
     }
@@ -136,15 +148,27 @@ json timeline_of(const RecordedRun& run, const std::vector<int>& shown) {
   }
   std::vector<std::string> in_order(names.size());
   for (const auto& [name, place] : names) in_order[place] = name;
-  return {{"steps", window.steps}, {"seconds", window.end - window.begin}, {"begin", window.begin}, {"kinds", kinds}, {"names", in_order}, {"ranks", rows}, {"whole", is_whole}};
+  return {{"steps", window.steps}, {"seconds", window.end - window.begin},
+          {"begin", window.begin}, {"kinds", kinds},
+          {"names", in_order},     {"ranks", rows},
+          {"whole", is_whole}};
 }
 
 }  // namespace
 
-json report_data(const RecordedRun& run) {
+json data_of(const RecordedRun& run) {
   const auto all = analysed(run);
-  json data = {{"folder", run.folder.string()}, {"facts", run.facts}, {"notes", run.notes}, {"clocks_moved", run.moved}, {"steps", all.steps}, {"step_seconds", all.step_seconds},
-               {"peak_memory", {{"rank", all.peak_rank}, {"bytes", 0}}}, {"mfu", all.mfu}, {"advice", advice_for(run, all)}, {"ranks", json::array()}, {"units", json::array()}};
+  json data = {{"folder", run.folder.string()},
+               {"facts", run.facts},
+               {"notes", run.notes},
+               {"clocks_moved", run.moved},
+               {"steps", all.steps},
+               {"step_seconds", all.step_seconds},
+               {"peak_memory", {{"rank", all.peak_rank}, {"bytes", 0}}},
+               {"mfu", all.mfu},
+               {"advice", advice_for(run, all)},
+               {"ranks", json::array()},
+               {"units", json::array()}};
   data["facts"].erase("units");
   double newest = run.facts.value("started", 0.0), worst = -1;
   for (int rank = 0; rank < run.world(); rank++) {
@@ -155,7 +179,8 @@ json report_data(const RecordedRun& run) {
     data["ranks"].push_back(row);
     newest = std::max(newest, run.facts.value("started", 0.0) + all.totals[rank].time);
     if (rank == all.peak_rank) data["peak_memory"]["bytes"] = row["memory"].value("process", 0.0);
-    if (const auto waited = all.waits_for(rank); waited > worst) worst = waited, data["worst_wait"] = {{"rank", rank}, {"seconds", rounded(waited)}};
+    if (const auto waited = all.waits_for(rank); waited > worst)
+      worst = waited, data["worst_wait"] = {{"rank", rank}, {"seconds", rounded(waited)}};
   }
   const auto now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   if (run.facts.value("status", "") == "runs") data["silent_seconds"] = rounded(std::max(0.0, now - newest));
@@ -178,4 +203,4 @@ json report_data(const RecordedRun& run) {
   return data;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::cli::reports

@@ -13,7 +13,7 @@
 #include "tessera/base/input_file.h"
 #include "tessera/base/words.h"
 
-namespace tessera::cli {
+namespace tessera::cli::reports {
 namespace {
 
 using nlohmann::json;
@@ -82,7 +82,8 @@ void read_rank(RecordedRun& run, int number, Extent extent) {
       if (kind != "X") continue;
       const auto operation = args.value("operation", "");
       const auto key = args.value("group", json()).dump() + '#' + operation + args.value("sequence", json()).dump();
-      rank.events.push_back({begin, end, event.value("cat", ""), name, args.value("unit", ""), operation, key, args.value("bytes", 0.0), begin});
+      rank.events.push_back(
+          {begin, end, event.value("cat", ""), name, args.value("unit", ""), operation, key, args.value("bytes", 0.0), begin});
     } catch (const json::exception&) {  // an event of another tool
     }
   }
@@ -133,7 +134,8 @@ void align_clocks(RecordedRun& run) {
   for (auto& [name, clock] : clocks) {
     std::ranges::nth_element(clock.ends, clock.ends.begin() + std::ssize(clock.ends) / 2);
     const auto middle = clock.ends[clock.ends.size() / 2];
-    if (name != run.ranks.front().host) run.moved[name] = -(clock.least <= clock.most ? std::clamp(middle, clock.least, clock.most) : middle);
+    if (name != run.ranks.front().host)
+      run.moved[name] = -(clock.least <= clock.most ? std::clamp(middle, clock.least, clock.most) : middle);
   }
   for (auto& rank : run.ranks) {
     const auto moved = run.moved.find(rank.host);
@@ -155,7 +157,8 @@ RecordedRun read_run(const std::filesystem::path& folder, Extent extent) {
   RecordedRun run{folder, parsed_json(InputFile(file).read_all()), {}, {}, {}, {}, {}};
   try {
     const auto world = run.facts.at("world").get<int>();
-    if (run.facts.value("format", 1) != 1 || world < 1 || world > kLargestWorld) throw ConfigError("{} is of another format than this version of tessera reads", file);
+    if (run.facts.value("format", 1) != 1 || world < 1 || world > kLargestWorld)
+      throw ConfigError("{} is of another format than this version of tessera reads", file);
     run.units = run.facts.value("units", std::vector<RecordedUnit>());
     run.ranks.resize(world);
     const auto hosts = run.facts.value("hosts", std::vector<std::string>());
@@ -169,11 +172,13 @@ RecordedRun read_run(const std::filesystem::path& folder, Extent extent) {
     if (run.ranks[rank].events.empty()) untraced.push_back(rank);
   }
   if (!untraced.empty())
-    run.notes.push_back(fmt::format("{} of {} ranks have no trace: it is written when a run ends, and when a rank gets SIGUSR2", untraced.size(), run.world()));
+    run.notes.push_back(fmt::format("{} of {} ranks have no trace: it is written when a run ends, and when a rank gets SIGUSR2",
+                                    untraced.size(), run.world()));
   for_each_line("metrics.jsonl", end_of_file(folder / "metrics.jsonl", extent, 256 << 10), run.notes, [&](const json& line) {
     for (const auto& [name, value] : line.items()) {
       if (name != "step" && (value.is_number() || value.is_null()))
-        run.metrics[name].emplace_back(line.value("step", int64_t{0}), value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>());
+        run.metrics[name].emplace_back(line.value("step", int64_t{0}),
+                                       value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>());
     }
   });
   align_clocks(run);
@@ -190,7 +195,8 @@ std::optional<std::filesystem::path> write_merged_trace(const RecordedRun& run) 
     const auto moved = run.moved.find(run.ranks[rank].host);
     std::vector<std::string> noted;
     for (auto& event : trace_events(run, rank, noted)) {
-      if (moved != run.moved.end() && event.is_object() && event.value("ts", json()).is_number()) event["ts"] = event["ts"].get<double>() + moved->second * 1e6;
+      if (moved != run.moved.end() && event.is_object() && event.value("ts", json()).is_number())
+        event["ts"] = event["ts"].get<double>() + moved->second * 1e6;
       text += separator + event.dump(-1, ' ', false, json::error_handler_t::replace);
       separator = ",\n";
     }
@@ -202,4 +208,4 @@ std::optional<std::filesystem::path> write_merged_trace(const RecordedRun& run) 
   return run.folder / "trace.json";
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::cli::reports

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace tessera::cli {
+namespace tessera::cli::reports {
 
 /// Bytes by kind, such as "process" or "unsharded".
 using MemoryKinds = std::map<std::string, double>;
@@ -56,9 +56,9 @@ struct RecordedRun {
   std::filesystem::path folder;
   nlohmann::json facts;  // run.json
   std::vector<RecordedUnit> units;
-  std::vector<RecordedRank> ranks;                                              // one for each rank of the world
+  std::vector<RecordedRank> ranks;                                         // one for each rank of the world
   std::map<std::string, std::vector<std::pair<int64_t, double>>> metrics;  // steps and values; NaN where a value was not finite
-  std::map<std::string, double> moved;  // by how many seconds the clock of each host was moved
+  std::map<std::string, double> moved;                                     // by how many seconds the clock of each host was moved
   std::vector<std::string> notes;
 
   int world() const { return static_cast<int>(ranks.size()); }
@@ -74,4 +74,4 @@ RecordedRun read_run(const std::filesystem::path& folder, Extent extent = Extent
 /// Writes RUN/trace.json, the traces of all ranks with their clocks moved. Returns its path, or nothing if no rank has a trace.
 std::optional<std::filesystem::path> write_merged_trace(const RecordedRun& run);
 
-}  // namespace tessera::cli
+}  // namespace tessera::cli::reports
