@@ -25,7 +25,8 @@ double unix_time_now() {
 }
 
 reports::TopView view_of_terminal() {
-  reports::TopView view{.glyphs = train::glyphs_of_locale(), .colours = Help::has_colour(STDOUT_FILENO) ? reports::Colours::On : reports::Colours::Off};
+  using reports::Colours;
+  reports::TopView view{.glyphs = train::glyphs_of_locale(), .colours = Help::has_colour(STDOUT_FILENO) ? Colours::On : Colours::Off};
   winsize size{};
   if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 && size.ws_row > 0) {
     view.columns = size.ws_col;
