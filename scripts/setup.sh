@@ -209,6 +209,19 @@ install_tensorboard() {
   fi
 }
 
+# Readers of what is written for trackers, in a folder that only a test looks into; it does without them.
+install_trackers() {
+  build/python/bin/python -c "import sys; from importlib.metadata import version as v; sys.path.append('build/python/trackers'); assert v('mlflow-skinny') == '3.17.2' and v('prometheus-client') == '0.26.0'" \
+    2>/dev/null && return 0
+  begin "installing readers of MLflow and Prometheus into build/python"
+  rm -rf build/python/trackers
+  if pip_install --target build/python/trackers mlflow-skinny==3.17.2 prometheus-client==0.26.0; then
+    end "installed readers of MLflow and Prometheus into build/python"
+  else
+    say "going on without them: the tests that let them read our reports are left out"
+  fi
+}
+
 # A server of object stores, in a folder that only its tests look into; without it they are left out.
 install_object_store() {
   build/python/bin/python -c "import sys; from importlib.metadata import version as v; sys.path.append('build/python/s3'); assert v('moto') == '5.2.5'; import flask_cors" \
@@ -338,7 +351,7 @@ setup() {
     TESSERA_TORCH=$PWD/build/cuda/torch
   fi
   install_readers "$purpose"
-  [ "$purpose" != tests ] || { install_peers; install_vision_peers; install_tensorboard; install_object_store; install_xla_plugins; install_site; }
+  [ "$purpose" != tests ] || { install_peers; install_vision_peers; install_tensorboard; install_trackers; install_object_store; install_xla_plugins; install_site; }
   if [ "$purpose" = tests ] && [ "$long" != OFF ]; then
     # Next time, what can't be installed now is tried again.
     install_weights || long=incomplete

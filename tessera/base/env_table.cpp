@@ -61,6 +61,8 @@ constexpr std::array kTable = {
     EnvVariable{"TESSERA_RECORD", "a folder",
                 "where ranks leave the record of the run: `run.json`, a line a second, and traces; `tessera launch --record` sets it",
                 "`tessera::init`"},
+    EnvVariable{"TESSERA_PEAK_FLOPS", "operations per second",
+                "what a rank can compute at most, such as 312e12, for the model FLOPs utilisation; measured if unset", "`Run`"},
     EnvVariable{"TESSERA_LAUNCH_RECORD", "a path",
                 "the file in which a rank records that it waits at the start, that it has read the settings, and which rank made it fail; set "
                 "by `tessera launch`",

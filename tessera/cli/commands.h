@@ -15,6 +15,9 @@ void add_test_command(CLI::App& app, std::function<int()>& chosen);
 /// `tessera launch`: starts a program as several ranks on this host.
 void add_launch_command(CLI::App& app, std::function<int()>& chosen);
 
+/// `tessera top`: shows a recorded run while it runs.
+void add_top_command(CLI::App& app, std::function<int()>& chosen);
+
 /// `tessera env`: describes this machine and this build, for bug reports.
 void add_env_command(CLI::App& app, std::function<int()>& chosen);
 

@@ -19,6 +19,7 @@ int main(int argc, char** argv) {
   tessera::cli::add_config_command(app, chosen);
   tessera::cli::add_command_of("models", "plan", app, chosen);
   tessera::cli::add_launch_command(app, chosen);
+  tessera::cli::add_top_command(app, chosen);
   tessera::cli::add_ckpt_command(app, chosen);
   tessera::cli::add_command_of("models", "data", app, chosen);
   tessera::cli::add_report_command(app, chosen);

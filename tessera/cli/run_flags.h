@@ -32,10 +32,10 @@ inline void add_run_flags(CLI::App& app, train::RunOptions& run, std::vector<std
       ->capture_default_str()
       ->check(from_to(1, 1'000'000));
   app.add_option("--metrics", metrics,
-                 "Where to write the numbers of each report: FILE.jsonl, FILE.csv, or a folder for TensorBoard; may be repeated")
+                 "Where to write the numbers of each report: FILE.jsonl, a folder for TensorBoard, mlflow:FOLDER, or prometheus:PORT; may be repeated")
       ->type_name("FILE")
       ->allow_extra_args(false)
-      ->each([](const std::string& path) { train::report_format(path); });
+      ->each([](const std::string& name) { train::report_format(name); });
 }
 
 }  // namespace tessera::cli

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "tessera/base/format.h"
+#include "tessera/base/product_speed.h"
 #include "tessera/base/table.h"
 #include "tessera/comm/communicator.h"
 
@@ -20,8 +21,8 @@ namespace {
 
 // A rank is slow if it reaches less than this part of the median, or if its latency is longer than the median divided by it.
 constexpr double kSlowPart = 0.6;
-constexpr int kLatencyTries = 10, kComputingTries = 5;
-constexpr auto kShortestTransfer = std::chrono::milliseconds(250), kShortestComputing = std::chrono::milliseconds(40);
+constexpr int kLatencyTries = 10;
+constexpr auto kShortestTransfer = std::chrono::milliseconds(250);
 constexpr int64_t kSmallestTransfer = 1 << 20, kLargestTransfer = 64 << 20;
 
 std::string in_unit(double value, std::span<const std::string_view> units) {
@@ -82,25 +83,6 @@ void measure_pair(const Communicator& two, RankPair& pair, const at::TensorOptio
     pair.bandwidth = static_cast<double>(bytes) / moving;
     if (moving > std::chrono::duration<double>(kShortestTransfer).count()) break;
   }
-}
-
-double measure_computing(const at::TensorOptions& options) {
-  constexpr int64_t kSide = 384;
-  const auto a = at::ones({kSide, kSide}, options.dtype(at::kFloat)), product = at::empty_like(a);
-  double best = 0;
-  for (int i = 0; i < kComputingTries + 1; i++) {  // the first warms up
-    int products = 0;
-    const auto begin = std::chrono::steady_clock::now();
-    const auto took = seconds_that_takes([&] {
-      do {
-        at::mm_out(const_cast<at::Tensor&>(product), a, a);
-        product[0][0].item();
-        products++;
-      } while (std::chrono::steady_clock::now() - begin < kShortestComputing);
-    });
-    if (i > 0) best = std::max(best, 2.0 * kSide * kSide * kSide * products / took);
-  }
-  return best;
 }
 
 std::string own_host_name() {
@@ -237,7 +219,7 @@ Speeds measured_speeds(const Communicator& world) {
   const auto values = at::zeros({ranks + 2 * static_cast<int64_t>(number)}, at::kDouble);
   auto* value = values.data_ptr<double>();
   world.barrier();
-  value[own] = measure_computing(options);
+  value[own] = product_speed(options.dtype(at::kFloat), 384);
   auto* of_pair = value + ranks;
   for (auto& round : rounds) {
     auto colors = all_ranks(ranks);

@@ -288,7 +288,7 @@ std::vector<Key> table() {
        {},
        {"tessera", "accelerate"}},
       {"tessera_log_with", "",
-       "where Trainer::log writes: FILE.jsonl, FILE.csv or FOLDER/ for TensorBoard, with commas between them; none for nowhere"},
+       "where Trainer::log writes: FILE.jsonl, FOLDER/ for TensorBoard, mlflow:FOLDER, prometheus:PORT, with commas between them; none for nowhere"},
 
       between(1, kMostRanks,
               {"parallelism_config_dp_replicate_size", "1", "how many copies of the model there are", "How many copies shall there be?"}),

@@ -391,12 +391,12 @@ TEST_F(Files, ThatContradictThemselvesAreRefused) {
 
 TEST_F(Files, HaveASectionOfTesseraItself) {
   const auto settings =
-      read("tessera_config:\n  layout: Rows\n  tessera_max_live_units: 3\n  limit_all_gathers: no\n  log_with: [a.csv, b/]\n");
+      read("tessera_config:\n  layout: Rows\n  tessera_max_live_units: 3\n  limit_all_gathers: no\n  log_with: [a.jsonl, b/]\n");
   EXPECT_EQ(settings.text("tessera_layout"), "rows");
   EXPECT_EQ(settings.setting("tessera_layout").where, (folder_ / "c.yaml:2").string());
   EXPECT_EQ(settings.integer("tessera_max_live_units"), 3);
   EXPECT_FALSE(settings.is_true("tessera_limit_all_gathers"));
-  EXPECT_EQ(settings.text("tessera_log_with"), "a.csv,b/");
+  EXPECT_EQ(settings.text("tessera_log_with"), "a.jsonl,b/");
   EXPECT_THAT(to_yaml(settings), HasSubstr("\ntessera_config:\n  tessera_layout: rows\n  tessera_limit_all_gathers: false\n"));
   EXPECT_EQ(to_yaml(read(to_yaml(settings))), to_yaml(settings));
   EXPECT_EQ(to_json(read(to_json(settings), "c.json")), to_json(settings));
@@ -409,8 +409,8 @@ TEST_F(Files, HaveASectionOfTesseraItself) {
   EXPECT_THAT(error("fsdp_config: {residence: gathered}\n"), HasSubstr("no key 'residence' here (tessera_residence belongs under"));
   EXPECT_THAT(error("residence: gathered\n"), HasSubstr("no key 'residence' here (tessera_residence belongs under tessera_config)"));
   EXPECT_THAT(error("tessera_config: {mixed_precision: bf16}\n"), HasSubstr("here (mixed_precision belongs at the top of the file)"));
-  EXPECT_THAT(error("tessera_config: {log_with: ['a,b.csv']}\n"),
-              HasSubstr("c.yaml:1: 'a,b.csv' in the list tessera_log_with has a comma"));
+  EXPECT_THAT(error("tessera_config: {log_with: ['a,b.jsonl']}\n"),
+              HasSubstr("c.yaml:1: 'a,b.jsonl' in the list tessera_log_with has a comma"));
   for (const auto* key : {"reshard_ranks", "prefetch_depth"})
     EXPECT_THAT(error(fmt::format("tessera_config: {{{}: 4294967298}}\n", key)), HasSubstr("is not a whole number from 0 to 65536"));
   EXPECT_THAT(error(R"({"zero_optimization": {"stage": 3}, "tessera_config": {"residence": "gathered"}})"),

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <vector>
 
+#include "tessera/base/words.h"
+
 namespace tessera::train {
 namespace {
 
@@ -57,24 +59,10 @@ double share(const ProgressState& state) {
   return std::clamp(static_cast<double>(state.step) / static_cast<double>(state.steps), 0.0, 1.0);
 }
 
-std::string bar(double share, int columns, Glyphs glyphs) {
-  const int inside = columns - 2;
-  std::string result = glyphs == Glyphs::Blocks ? "▕" : "[";
-  if (glyphs == Glyphs::Blocks) {
-    const int eighths = static_cast<int>(share * inside * kEighths);
-    for (int i = 0; i < inside; i++) {
-      const int here = eighths - i * kEighths;
-      result += here >= kEighths ? "█" : kBlocks[static_cast<size_t>(std::max(here, 0))];
-    }
-    return result + "▏";
-  }
-  const auto full = static_cast<size_t>(share * inside);
-  return result + std::string(full, '#') + std::string(static_cast<size_t>(inside) - full, ' ') + "]";
-}
-
 std::string value_text(const Value& shown) {
   const double value = shown.value;
   if (shown.unit == Unit::Bytes) return short_bytes(value);
+  if (shown.unit == Unit::Part) return fmt::format("{:.{}f} %", 100 * value, value < 0.0995 ? 1 : 0);
   const double size = std::abs(value);
   if (size != 0 && (size < 0.01 || size >= 1e7)) return fmt::format("{:.3g}", value);
   return size < 1000 ? fmt::format("{:.3f}", value) : fmt::format("{:.0f}", value);
@@ -94,7 +82,8 @@ struct Detail {
 std::vector<Detail> details(const ProgressState& state) {
   std::vector<Detail> result;
   for (const auto& value : state.values) {
-    result.push_back({result.empty() ? Detail::Need::First : Detail::Need::AtLast, value.name + " " + value_text(value)});
+    const auto text = value.unit == Unit::Part ? value_text(value) + " " + upper(value.name) : value.name + " " + value_text(value);
+    result.push_back({result.empty() ? Detail::Need::First : Detail::Need::AtLast, text});
   }
   if (state.rate) result.push_back({Detail::Need::Then, fmt::format("{} {}/s", short_number(*state.rate), state.unit)});
   if (state.took) {
@@ -130,6 +119,21 @@ std::vector<std::string> fitting(const std::vector<Detail>& all, int columns, in
 
 }  // namespace
 
+std::string share_bar(double share, int columns, Glyphs glyphs) {
+  const int inside = columns - 2;
+  std::string result = glyphs == Glyphs::Blocks ? "▕" : "[";
+  if (glyphs == Glyphs::Blocks) {
+    const int eighths = static_cast<int>(share * inside * kEighths);
+    for (int i = 0; i < inside; i++) {
+      const int here = eighths - i * kEighths;
+      result += here >= kEighths ? "█" : kBlocks[static_cast<size_t>(std::max(here, 0))];
+    }
+    return result + "▏";
+  }
+  const auto full = static_cast<size_t>(share * inside);
+  return result + std::string(full, '#') + std::string(static_cast<size_t>(inside) - full, ' ') + "]";
+}
+
 std::string render_bar(const ProgressState& state, int columns, Glyphs glyphs) {
   auto begin = truncated(state.title, columns);
   std::string end;
@@ -156,7 +160,7 @@ std::string render_bar(const ProgressState& state, int columns, Glyphs glyphs) {
   const auto shown = fits ? fitting(all, free, static_cast<int>(kGap.size()), for_bar) : std::vector<std::string>();
   for (const auto& detail : shown) add(end, detail, kGap);
   const int least = shown.size() == all.size() ? kShortestBar : kUsefulBar;
-  if (state.steps > 0 && fits && free > least) begin += " " + bar(share(state), std::min(free - 1, kLongestBar), glyphs);
+  if (state.steps > 0 && fits && free > least) begin += " " + share_bar(share(state), std::min(free - 1, kLongestBar), glyphs);
   return begin + end;
 }
 

@@ -31,6 +31,9 @@ std::string render_bar(const ProgressState& state, int columns, Glyphs glyphs);
 /// "epoch 1/2 step 800/1875 loss 0.412 9.8k samples/s 0:14 left"
 std::string render_line(const ProgressState& state);
 
+/// A bar of so many columns with its edges, filled up to a share from 0 to 1.
+std::string share_bar(double share, int columns, Glyphs glyphs);
+
 /// For example 9.8k, 123, 0.05
 std::string short_number(double number);
 

@@ -141,8 +141,8 @@ TEST(Progress, ShowsTheItemsOfAStepAndValuesWithTheirUnit) {
   FakeDisplay fake;
   Progress progress({.steps = 10, .items_per_step = 4096, .items = "tokens", .line_every = 1}, fake.display());
   fake.now += 1s;
-  progress.update(1, {{"memory", 3.21e9, Unit::Bytes}});
-  EXPECT_EQ(fake.taken(), "step 1/10 memory 3.2 GB 4.1k tokens/s 0:09 left\n");
+  progress.update(1, {{"memory", 3.21e9, Unit::Bytes}, {"mfu", 0.413, Unit::Part}});
+  EXPECT_EQ(fake.taken(), "step 1/10 memory 3.2 GB 41 % MFU 4.1k tokens/s 0:09 left\n");
 }
 
 TEST(Progress, StepsThatAreSkippedCount) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -46,20 +47,20 @@ Fd open_report(const std::filesystem::path& path, int flags) {
   return file;
 }
 
-void write_report(const Fd& file, const std::filesystem::path& path, int64_t step, std::string_view text, std::optional<off_t> offset) {
+void write_report(const Fd& file, const std::filesystem::path& path, int64_t step, std::string_view text) {
   while (!text.empty()) {
-    const auto count = offset ? ::pwrite(file.get(), text.data(), text.size(), *offset) : ::write(file.get(), text.data(), text.size());
+    const auto count = ::write(file.get(), text.data(), text.size());
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
       throw IoError("can't write step {} to the metrics file {}: {}{}", step, path, std::strerror(errno),
                     errno == ENOSPC ? "; make room, or name a file on another disk, and resume" : "");
     }
     text.remove_prefix(static_cast<size_t>(count));
-    if (offset) *offset += count;
   }
 }
 
 std::string shortest_text(double number) {
+  if (std::isnan(number)) return "nan";  // without the sign, which fmt writes
   const auto as_float = static_cast<float>(number);
   return static_cast<double>(as_float) == number ? fmt::format("{}", as_float) : fmt::format("{}", number);
 }

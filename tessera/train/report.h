@@ -1,8 +1,6 @@
 // Functions that the reporters of all formats share: they check reports, and write them into files.
 #pragma once
 
-#include <sys/types.h>
-
 #include <c10/util/FunctionRef.h>
 
 #include <cstdint>
@@ -29,11 +27,10 @@ void make_folders_for(const std::filesystem::path& file);
 /// Opens or creates a file for writing, with these flags of open(2). Throws IoError.
 Fd open_report(const std::filesystem::path& path, int flags);
 
-/// Writes the text at the current position of the file, or at `offset`. Throws IoError.
-void write_report(const Fd& file, const std::filesystem::path& path, int64_t step, std::string_view text,
-                  std::optional<off_t> offset = std::nullopt);
+/// Writes the text at the current position of the file. Throws IoError.
+void write_report(const Fd& file, const std::filesystem::path& path, int64_t step, std::string_view text);
 
-/// Returns the shortest text that gives a finite number back. A number that a float can hold gets the digits of a float: 0.1, not
+/// Returns the shortest text that gives a number back: also "nan", "inf" and "-inf". A number that a float can hold gets the digits of a float: 0.1, not
 /// 0.10000000149011612.
 std::string shortest_text(double number);
 

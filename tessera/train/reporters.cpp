@@ -1,42 +1,70 @@
 #include "tessera/train/reporters.h"
 
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 
 #include "tessera/base/error.h"
-#include "tessera/train/csv_reporter.h"
+#include "tessera/base/words.h"
 #include "tessera/train/jsonl_reporter.h"
+#include "tessera/train/mlflow_reporter.h"
+#include "tessera/train/prometheus_reporter.h"
 #include "tessera/train/tensorboard_reporter.h"
 
 namespace tessera::train {
+namespace {
 
-ReportFormat report_format(const std::string& path) {
-  const std::filesystem::path place = path;
-  const auto ending = place.extension().string();
-  if (ending == ".jsonl") return ReportFormat::Jsonl;
-  if (ending == ".csv") return ReportFormat::Csv;
-  std::error_code unknown;
-  const bool is_there = std::filesystem::exists(place, unknown);
-  const bool may_be_folder = !path.empty() && (ending.empty() || path.ends_with('/'));
-  if (is_there ? std::filesystem::is_directory(place, unknown) : may_be_folder) return ReportFormat::TensorBoard;
-  throw ConfigError(
-      "'{}' does not say what metrics are written as: FILE.jsonl for lines of JSON, FILE.csv for a table, FOLDER/ for TensorBoard", path);
+constexpr std::string_view kMlFlow = "mlflow:", kPrometheus = "prometheus:";
+
+/// Returns the port of prometheus:PORT; nothing if it is not one.
+std::optional<int> port_in(std::string_view name) {
+  const auto port = number_of<int>(name.substr(kPrometheus.size()));
+  return port && *port > 0 && *port < 65536 ? port : std::nullopt;
 }
 
-std::unique_ptr<Reporter> make_reporter(const std::string& path, const ReporterOptions& options) {
-  switch (report_format(path)) {
+}  // namespace
+
+ReportFormat report_format(const std::string& name) {
+  const std::filesystem::path place = name;
+  const auto ending = place.extension().string();
+  if (ending == ".jsonl") return ReportFormat::Jsonl;
+  if (name == "mlflow" || (name.starts_with(kMlFlow) && name.size() > kMlFlow.size())) return ReportFormat::MlFlow;
+  if (name.starts_with(kPrometheus) && port_in(name)) return ReportFormat::Prometheus;
+  if (ending == ".csv") {
+    auto lines = place;
+    lines.replace_extension(".jsonl");
+    throw ConfigError("no table is written to '{}': write {} and convert it: "
+                      "python3 -c \"import pandas; pandas.read_json('{}', lines=True).to_csv('{}', index=False)\"",
+                      name, lines, lines, name);
+  }
+  if (name == "wandb") throw ConfigError("no run of Weights & Biases is written: write FILE.jsonl and pass it on, as docs/seeing.md shows");
+  std::error_code unknown;
+  const bool is_there = std::filesystem::exists(place, unknown);
+  const bool is_tracker = name.starts_with(kMlFlow) || name.starts_with(kPrometheus);
+  const bool may_be_folder = !name.empty() && !is_tracker && (ending.empty() || name.ends_with('/'));
+  if (is_there ? std::filesystem::is_directory(place, unknown) : may_be_folder) return ReportFormat::TensorBoard;
+  throw ConfigError(
+      "'{}' does not say what metrics are written as: FILE.jsonl for lines of JSON, FOLDER/ for TensorBoard, mlflow:FOLDER, or "
+      "prometheus:PORT with a port from 1 to 65535",
+      name);
+}
+
+std::unique_ptr<Reporter> make_reporter(const std::string& name, const ReporterOptions& options) {
+  switch (report_format(name)) {
     case ReportFormat::Jsonl:
-      return std::make_unique<JsonlReporter>(path, options);
-    case ReportFormat::Csv:
-      return std::make_unique<CsvReporter>(path, options);
+      return std::make_unique<JsonlReporter>(name, options);
+    case ReportFormat::MlFlow:
+      return std::make_unique<MlFlowReporter>(name.starts_with(kMlFlow) ? name.substr(kMlFlow.size()) : "mlruns", options);
+    case ReportFormat::Prometheus:
+      return std::make_unique<PrometheusReporter>(*port_in(name), options);
     case ReportFormat::TensorBoard:
       break;
   }
-  return std::make_unique<TensorBoardReporter>(path, options);
+  return std::make_unique<TensorBoardReporter>(name, options);
 }
 
-Reporters::Reporters(const std::vector<std::string>& paths, const ReporterOptions& options) {
-  for (const auto& path : paths) all_.push_back(make_reporter(path, options));
+Reporters::Reporters(const std::vector<std::string>& names, const ReporterOptions& options) {
+  for (const auto& name : names) all_.push_back(make_reporter(name, options));
 }
 
 void Reporters::write(int64_t step, const Values& values) {

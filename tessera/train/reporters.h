@@ -1,4 +1,4 @@
-// Makes reporters from the names of files, which flags such as --metrics take.
+// Makes reporters from the names that flags such as --metrics take.
 #pragma once
 
 #include <filesystem>
@@ -12,19 +12,20 @@ namespace tessera::train {
 
 enum class ReportFormat {
   Jsonl,        // FILE.jsonl
-  Csv,          // FILE.csv
+  MlFlow,       // mlflow:FOLDER, or mlflow for the folder mlruns
+  Prometheus,   // prometheus:PORT
   TensorBoard,  // a folder that exists, or a name that has no ending or ends in a slash
 };
 
 /// Returns the format for a name. Throws ConfigError if the name does not tell a format.
-ReportFormat report_format(const std::string& path);
+ReportFormat report_format(const std::string& name);
 
-std::unique_ptr<Reporter> make_reporter(const std::string& path, const ReporterOptions& options = {});
+std::unique_ptr<Reporter> make_reporter(const std::string& name, const ReporterOptions& options = {});
 
 /// Writes to several reporters, or to none.
 class Reporters : public Reporter {
  public:
-  Reporters(const std::vector<std::string>& paths, const ReporterOptions& options = {});
+  Reporters(const std::vector<std::string>& names, const ReporterOptions& options = {});
   void write(int64_t step, const Values& values) override;
 
  private:

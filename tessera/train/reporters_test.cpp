@@ -21,10 +21,12 @@ size_t files_in(const std::filesystem::path& folder) {
 TEST(Reporters, AreWhatTheNamesOfFilesSay) {
   const testing::Folder folder;
   std::filesystem::create_directories(folder / "lr.02");
-  Reporters all({folder / "a/b.jsonl", folder / "c.csv", folder / "board", folder / "lr.01/", folder / "lr.02"});
+  Reporters all({folder / "a/b.jsonl", "mlflow:" + (folder / "runs").string(), folder / "board", folder / "lr.01/", folder / "lr.02"});
   all.write(1, {{"loss", 0.5}});
   EXPECT_EQ(testing::read_file(folder / "a/b.jsonl"), "{\"step\":1,\"loss\":0.5}\n");
-  EXPECT_EQ(testing::read_file(folder / "c.csv"), "step,loss\n1,0.5\n");
+  EXPECT_TRUE(std::filesystem::exists(folder / "runs/0/meta.yaml"));
+  EXPECT_EQ(report_format("mlflow"), ReportFormat::MlFlow);
+  EXPECT_EQ(report_format("prometheus:9464"), ReportFormat::Prometheus);
   for (const auto* name : {"board", "lr.01", "lr.02"}) EXPECT_EQ(files_in(folder / name), 1U) << name;
   Reporters({}).write(1, {{"loss", 0.5}});
 }
@@ -32,10 +34,12 @@ TEST(Reporters, AreWhatTheNamesOfFilesSay) {
 TEST(Reporters, RefuseWhatSaysNothing) {
   const testing::Folder folder;
   testing::write_file(folder / "file", "");
-  for (const std::string name : {"", "metrics.txt", "metrics.JSONL", "lr.01"}) {
+  for (const std::string name : {"", "metrics.txt", "metrics.JSONL", "lr.01", "mlflow:", "prometheus:", "prometheus:0", "prometheus:65536", "prometheus:x"}) {
     EXPECT_THAT(message_of<ConfigError>([&] { make_reporter(name); }), AllOf(HasSubstr("'" + name + "'"), HasSubstr("FOLDER/")));
   }
-  EXPECT_THAT(message_of<ConfigError>([&] { make_reporter(folder / "file"); }), HasSubstr("FILE.csv"));
+  EXPECT_THAT(message_of<ConfigError>([&] { make_reporter(folder / "file"); }), HasSubstr("FILE.jsonl"));
+  EXPECT_THAT(message_of<ConfigError>([&] { make_reporter("a/b.csv"); }), AllOf(HasSubstr("write a/b.jsonl"), HasSubstr("to_csv('a/b.csv'")));
+  EXPECT_THAT(message_of<ConfigError>([&] { make_reporter("wandb"); }), HasSubstr("docs/seeing.md"));
 }
 
 }  // namespace

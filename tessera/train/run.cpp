@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <utility>
 #include <vector>
@@ -25,7 +26,9 @@
 #include "tessera/train/meters.h"
 #include "tessera/train/profile.h"
 #include "tessera/train/progress.h"
+#include "tessera/train/rate.h"
 #include "tessera/train/stop_signal.h"
+#include "tessera/train/utilisation.h"
 
 namespace tessera::train {
 
@@ -47,6 +50,11 @@ void expect_sensible(const RunOptions& options) {
     throw UsageError("RunOptions asks for checkpoints, but has no prefix; give RunOptions::prefix, under which they are saved");
 }
 
+at::ScalarType dtype_of_products(const Trainer& trainer) {
+  const auto& precision = trainer.settings().text("mixed_precision");
+  return precision == "bf16" ? at::kBFloat16 : precision == "fp16" ? at::kHalf : at::kFloat;
+}
+
 }  // namespace
 
 struct Run::Parts {
@@ -60,14 +68,18 @@ struct Run::Parts {
   std::optional<StopSignal> stop;
   std::optional<Progress> progress;
   std::optional<Profile> profile;
-  int64_t batches = 0;
+  int64_t batches = 0, batches_before = 0;  // in all, and before the present step
+  Utilisation utilisation;
+  Rate rate;  // of batches
   std::map<std::string, Sum> sums;
   std::map<std::string, RunningMean> means;
   Values shown, reported;
+
+  explicit Parts(const Trainer& trainer) : utilisation(trainer.world(), dtype_of_products(trainer)) {}
 };
 
 Run::Run(Trainer& trainer, data::Loader& loader, RunOptions options)
-    : trainer_(trainer), loader_(loader), options_(std::move(options)), parts_(std::make_unique<Parts>()) {
+    : trainer_(trainer), loader_(loader), options_(std::move(options)), parts_(std::make_unique<Parts>(trainer)) {
   expect_sensible(options_);
   if (!trainer.has_prepared(loader))
     throw UsageError("Run was given a loader that the Trainer did not prepare, so its position would not be saved; pass it to Trainer::prepare");
@@ -194,6 +206,8 @@ bool Run::next_epoch() {
   }
   epoch_ = position.epoch + 1;
   is_in_batch_ = has_reported_ = false;
+  parts_->utilisation.step_is_left();
+  parts_->rate = {};
   const auto batches = loader_.batches();
   parts_->progress.emplace(
       ProgressOptions{.title = options_.epochs ? fmt::format("epoch {}/{}", epoch_, *options_.epochs) : fmt::format("epoch {}", epoch_),
@@ -222,6 +236,10 @@ std::optional<data::Samples> Run::next() {
   if (!at_end && !is_over()) {
     steps_before_ = trainer_.steps();
     is_in_batch_ = true;
+    if (trainer_.sync_gradients()) {  // the batch before has ended a step
+      parts_->batches_before = parts_->batches;
+      parts_->utilisation.step_begins();
+    }
     parts_->batches++;
     if (!options_.trace.empty() && parts_->batches == kFirstTraced)
       parts_->profile.emplace(ProfileOptions{.output_trace_dir = options_.trace}, trainer_.world().record());
@@ -242,6 +260,9 @@ std::optional<data::Samples> Run::next() {
 void Run::batch_done() {
   parts_->progress->update(before_first() + loader_.position().batch, parts_->shown);
   if (parts_->batches == kLastTraced) end_trace();
+  const bool is_counted = trainer_.sync_gradients() && parts_->utilisation.step_ended(parts_->batches - parts_->batches_before);
+  if (is_counted) parts_->rate = {};
+  parts_->rate.add(Rate::Time::clock::now(), parts_->batches);
   if (!trainer_.sync_gradients()) return;
   parts_->sums.clear();
   if (parts_->saver) parts_->saver->poll();
@@ -324,11 +345,17 @@ void Run::report(const std::vector<Measured>& numbers) {
   parts_->shown.clear();
   for (const auto& [name, value, unit] : parts_->reported)
     parts_->shown.push_back({.name = name, .value = parts_->means.try_emplace(name, kReportsShown).first->second.add(value)});
-  const Value lr = {.name = "lr", .value = trainer_.lr()};
-  parts_->shown.push_back(lr);
-  parts_->shown.push_back(memory());
+  Values own = {{.name = "lr", .value = trainer_.lr()}, memory()};
+  constexpr std::string_view kRateName = "samples_per_second";
+  if (const auto batches = parts_->rate.per_second()) {
+    if (const auto mfu = parts_->utilisation.at(*batches)) own.push_back(*mfu);
+    own.push_back({.name = std::string(kRateName), .value = *batches * static_cast<double>(loader_.global_batch())});
+  }
+  std::erase_if(own, [&](const Value& value) { return std::ranges::count(parts_->reported, value.name, &Value::name) > 0; });
   auto logged = parts_->reported;
-  logged.push_back(lr);
+  std::ranges::copy(own, std::back_inserter(logged));
+  // The bar has a rate of its own.
+  std::ranges::copy_if(own, std::back_inserter(parts_->shown), [&](const Value& value) { return value.name != kRateName; });
   trainer_.log(logged);
 }
 

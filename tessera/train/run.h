@@ -74,8 +74,8 @@ class Run {
   /// Whether the present batch ends a step that is reported. Other batches need not compute costly numbers.
   bool is_due() const { return is_due_ && trainer_.sync_gradients(); }
   /// Called after Trainer::step() for each batch. If the batch ends a step that is reported, averages the numbers over all ranks and over
-  /// the batches of the step, logs them with the learning rate, and shows their means over ten reports. Ignores numbers of other steps.
-  /// Collective.
+  /// the batches of the step, logs them with lr, memory (of rank 0), samples_per_second and mfu, unless they have these names, and shows
+  /// their means over ten reports. Ignores numbers of other steps. Collective.
   void report(const std::vector<Measured>& numbers);
   /// Prints a line on rank 0, above the bar if there is one.
   void say(std::string_view line);

@@ -17,6 +17,8 @@
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/simulate/flops.h"
+#include "tessera/train/utilisation.h"
 #include "tests/testing/folder.h"
 #include "tests/testing/net.h"
 #include "tests/testing/trained.h"
@@ -331,6 +333,31 @@ TEST(Run, ReportsMeansOverRanksWhenTheyAreDue) {
   EXPECT_FLOAT_EQ(row.at("loss").get<float>(), static_cast<float>((losses[0][3] + losses[1][3]) / 2));
   EXPECT_EQ(row.at("lr"), 0.1);
   EXPECT_FALSE(row.contains("nothing"));
+}
+
+TEST(Run, ReportsRateMemoryAndUtilisation) {
+  const Folder folder;
+  ::setenv("TESSERA_PEAK_FLOPS", "1e12", 1);
+  with_ranks(2, [&](const Communicator& world) {
+    trained(world, {.epochs = 1, .report_every = 1}, {}, {.log_with = {(folder / "log.jsonl").string()}});
+  });
+  ::setenv("TESSERA_PEAK_FLOPS", "fast", 1);
+  with_ranks(1, [](const Communicator& world) {
+    EXPECT_THAT(message_of<ConfigError>([&] { train::Utilisation(world, at::kFloat); }), HasSubstr("TESSERA_PEAK_FLOPS 'fast'"));
+  });
+  ::unsetenv("TESSERA_PEAK_FLOPS");
+  auto net = seeded_net();
+  const simulate::FlopCounter counter;
+  squared_output(net, 1).backward();
+  std::ifstream file(folder / "log.jsonl");
+  nlohmann::json first, last;
+  for (std::string line; std::getline(file, line); first = first.is_null() ? last : first) last = nlohmann::json::parse(line);
+  EXPECT_FALSE(first.contains("mfu"));  // as long as nothing is counted
+  EXPECT_GT(first.at("memory"), 1e6);
+  // Two samples are a batch of both ranks, and the time cancels out.
+  const double flops = last.at("mfu").get<double>() / (last.at("samples_per_second").get<double>() / 2) * 2e12;
+  EXPECT_GT(counter.flops(), 0);
+  EXPECT_NEAR(flops, 2 * counter.flops(), 1e-3);
 }
 
 TEST(Run, ReportsTheLastStepOfAnEpochWithoutAReport) {

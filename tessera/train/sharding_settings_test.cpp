@@ -258,7 +258,7 @@ TEST(ShardingSettings, WhatThisDeviceCanNotDoIsRefused) {
     const auto refused_at_once = [&](const Pairs& settings) {
       return message_of<ConfigError>([&] { const Trainer trainer({.world = world, .settings = settings}); });
     };
-    EXPECT_THAT(refused_at_once({{"tessera_log_with", "a.csv,b.txt"}}),
+    EXPECT_THAT(refused_at_once({{"tessera_log_with", "a.jsonl,b.txt"}}),
                 AllOf(HasSubstr("TrainerOptions::settings: tessera_log_with: "), HasSubstr("b.txt")));
     EXPECT_THAT(refused_at_once({{"tessera_transport", "gloo"}}),
                 HasSubstr("tessera_transport is gloo, but the program has given the Trainer a world over threads"));

@@ -69,10 +69,13 @@ Communicator world_of(const TrainerOptions& options, const config::Settings& set
                     transport.where, transport.value, given);
 }
 
-/// Returns the paths to which log() writes, from the program and the settings. Throws ConfigError for a path whose name tells no format.
+/// Returns the names to which log() writes, from the program, the settings and `launch --record`. Throws ConfigError for a path whose name tells no format.
 std::vector<std::string> reports_of(const TrainerOptions& options, const config::Settings& settings) {
   auto paths = options.log_with;
   for (const auto& path : paths) train::report_format(path);
+  const auto add = [&](const std::string& path) {
+    if (std::ranges::find(paths, path) == paths.end()) paths.push_back(path);
+  };
   const auto& setting = settings.setting("tessera_log_with");
   for (const auto& path : train::comma_separated(setting.value)) {
     if (setting.value == "none") break;
@@ -81,8 +84,9 @@ std::vector<std::string> reports_of(const TrainerOptions& options, const config:
     } catch (const ConfigError& error) {
       throw ConfigError("{}: tessera_log_with: {}", setting.where, error.what());
     }
-    if (std::ranges::find(paths, path) == paths.end()) paths.push_back(path);
+    add(path);
   }
+  if (const auto record = env("TESSERA_RECORD")) add((std::filesystem::path(*record) / "metrics.jsonl").string());
   return paths;
 }
 

@@ -53,7 +53,8 @@ struct TrainerOptions {
   /// The configuration file; TESSERA_CONFIG_FILE unless given. Settings that launch passes on win over it.
   std::filesystem::path config_file = {};
   std::function<void(ShardOptions& options)> adjust_sharding = {};  // changes the options that the settings give, for each model
-  /// Where log() writes: FILE.jsonl for lines of JSON, FILE.csv for a table, FOLDER/ for TensorBoard. tessera_log_with adds to it.
+  /// Where log() writes: FILE.jsonl for lines of JSON, FOLDER/ for TensorBoard, mlflow:FOLDER, prometheus:PORT. tessera_log_with adds to
+  /// it, and so does `tessera launch --record`.
   std::vector<std::string> log_with = {};
 };
 

@@ -6,7 +6,7 @@
 
 namespace tessera::train {
 
-enum class Unit { None, Bytes };
+enum class Unit { None, Bytes, Part };  // Part: 0.41 is shown as 41 %
 
 struct Value {
   std::string name;

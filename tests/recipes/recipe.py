@@ -25,7 +25,8 @@ class Recipe(unittest.TestCase):
         return self.run_program(*self.command(*flags, **more), status=status, env=env, preexec_fn=preexec_fn)
 
     def metrics(self, *flags, name="metrics", **more):
-        """Returns a row for each step and test. self.said is what the recipe printed."""
+        """Returns a row for each step and test, without what differs from run to run. self.said is what the recipe printed."""
         file = self.folder / f"{name}.jsonl"
         self.said = self.run_recipe("--metrics", file, "--log-steps", 1, *flags, **more)
-        return [json.loads(line) for line in file.read_text().splitlines()]
+        measured = {"memory", "samples_per_second", "mfu"}
+        return [{name: value for name, value in json.loads(line).items() if name not in measured} for line in file.read_text().splitlines()]

@@ -38,10 +38,20 @@ json trace_events(const RecordedRun& run, int rank, std::vector<std::string>& no
   return json::array();
 }
 
-/// Calls `take` with each line of a file, and notes how many are not whole.
+/// The text of a file; of Extent::Ends, about the last `end` bytes.
+std::string end_of_file(const std::filesystem::path& path, Extent extent, uint64_t end) {
+  if (!size_of_file(path)) return {};
+  const InputFile file(path);
+  if (extent == Extent::Whole || file.size() <= end) return file.read_all();
+  std::string text(end, '\0');
+  file.read(text.data(), end, file.size() - end);
+  return text.substr(text.find('\n') + 1);
+}
+
+/// Calls `take` with each line of a text, and notes how many are not whole.
 template <class Take>
-void for_each_line(const std::filesystem::path& file, std::vector<std::string>& notes, const Take& take) {
-  std::istringstream text(size_of_file(file) ? InputFile(file).read_all() : "");
+void for_each_line(const std::string& file, const std::string& lines, std::vector<std::string>& notes, const Take& take) {
+  std::istringstream text(lines);
   int64_t broken = 0;
   for (std::string line; std::getline(text, line);) {
     try {
@@ -50,17 +60,19 @@ void for_each_line(const std::filesystem::path& file, std::vector<std::string>& 
       broken++;
     }
   }
-  if (broken > 0) notes.push_back(fmt::format("{}: {} left out, not whole", file.filename().string(), counted(broken, "line")));
+  if (broken > 0) notes.push_back(fmt::format("{}: {} left out, not whole", file, counted(broken, "line")));
 }
 
-void read_rank(RecordedRun& run, int number) {
+void read_rank(RecordedRun& run, int number, Extent extent) {
   auto& rank = run.ranks[number];
   const auto started = run.facts.value("started", 0.0);
-  for_each_line(run.folder / fmt::format("rank-{}.jsonl", number), run.notes, [&](const json& line) {
+  const auto file = fmt::format("rank-{}.jsonl", number);
+  for_each_line(file, end_of_file(run.folder / file, extent, 4 << 10), run.notes, [&](const json& line) {
     rank.lines.push_back(line.get<RankLine>());
     rank.lines.back().time -= started;
     if (!rank.lines.back().host.empty()) rank.host = rank.lines.back().host;
   });
+  if (extent == Extent::Ends) return;
   for (const auto& event : trace_events(run, number, run.notes)) {
     try {
       const auto kind = event.value("ph", ""), name = event.value("name", "");
@@ -139,7 +151,7 @@ void align_clocks(RecordedRun& run) {
 
 }  // namespace
 
-RecordedRun read_run(const std::filesystem::path& folder) {
+RecordedRun read_run(const std::filesystem::path& folder, Extent extent) {
   const auto file = folder / "run.json";
   if (!size_of_file(file)) throw ConfigError("{} has no run.json; record one with tessera launch --record {} PROGRAM", folder, folder);
   RecordedRun run{folder, parsed_json(InputFile(file).read_all()), {}, {}, {}, {}, {}};
@@ -156,13 +168,13 @@ RecordedRun read_run(const std::filesystem::path& folder) {
   }
   std::vector<int> untraced;
   for (int rank = 0; rank < run.world(); rank++) {
-    read_rank(run, rank);
+    read_rank(run, rank, extent);
     if (run.ranks[rank].events.empty()) untraced.push_back(rank);
   }
   if (!untraced.empty())
     run.notes.push_back(fmt::format("{} of {} ranks have no trace: it is written when a run ends, and when a rank gets SIGUSR2",
                                     untraced.size(), run.world()));
-  for_each_line(folder / "metrics.jsonl", run.notes, [&](const json& line) {
+  for_each_line("metrics.jsonl", end_of_file(folder / "metrics.jsonl", extent, 256 << 10), run.notes, [&](const json& line) {
     for (const auto& [name, value] : line.items()) {
       if (name != "step" && (value.is_number() || value.is_null()))
         run.metrics[name].emplace_back(line.value("step", int64_t{0}),

@@ -64,9 +64,12 @@ struct RecordedRun {
   int world() const { return static_cast<int>(ranks.size()); }
 };
 
+/// How much of a run is read: all of it or, for a live view, the ends of its files without traces.
+enum class Extent { Whole, Ends };
+
 /// Reads all that is whole, and notes what is not. Moves the clocks of hosts so that no collective ends before its last rank has begun it.
 /// Throws ConfigError if the folder is not that of a run.
-RecordedRun read_run(const std::filesystem::path& folder);
+RecordedRun read_run(const std::filesystem::path& folder, Extent extent = Extent::Whole);
 
 /// Writes RUN/trace.json, the traces of all ranks with their clocks moved. Returns its path, or nothing if no rank has a trace.
 std::optional<std::filesystem::path> write_merged_trace(const RecordedRun& run);

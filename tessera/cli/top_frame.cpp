@@ -1,0 +1,221 @@
+#include "tessera/cli/top_frame.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <set>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/words.h"
+#include "tessera/train/progress_line.h"
+
+namespace tessera::cli::reports {
+namespace {
+
+constexpr double kSilent = 10;   // seconds without a line, if lines come more often
+constexpr double kSlowFactor = 1.2;  // of the median: a rank that computes for longer is slow, if it waits less than half as much as most
+constexpr int kCurveRows = 6, kLabelColumns = 10, kBarColumns = 8, kWideColumns = 100;
+
+bool is_running(const RecordedRun& run) {
+  return run.facts.value("status", "") == "runs";
+}
+
+/// Why a rank is late. A greater value is worse.
+enum class Late { No, Slow, Behind, Silent };
+
+struct TopRow {
+  int rank;
+  RankLine line = {};  // the newest one, with the times of the newest one that has steps; steps are 0 if there is none
+  double age = 0;      // seconds since the newest line
+  Late late = Late::No;
+  double by = 0;
+  std::string why = {};
+
+  double share(double seconds) const { return line.seconds > 0 ? std::clamp(seconds / line.seconds, 0.0, 1.0) : 0; }
+  double steps_per_second() const { return line.seconds > 0 ? static_cast<double>(line.steps) / line.seconds : 0; }
+  double compute() const { return line.per_step(line.compute); }
+  double waits() const { return share(line.unshard + line.reduce); }
+  bool is_silent() const { return age > std::max(kSilent, 3 * line.seconds); }
+};
+
+/// The two numbers in the middle, the lesser one first.
+std::pair<double, double> middle_of(const std::vector<TopRow>& rows, double (TopRow::*number)() const) {
+  std::vector<double> values;
+  for (const auto& row : rows) values.push_back((row.*number)());
+  std::ranges::sort(values);
+  return {values[(values.size() - 1) / 2], values[values.size() / 2]};
+}
+
+std::vector<TopRow> top_rows_of(const RecordedRun& run, double now) {
+  std::vector<TopRow> rows;
+  for (int rank = 0; rank < run.world(); rank++) {
+    TopRow row{.rank = rank};
+    for (const auto& line : run.ranks[static_cast<size_t>(rank)].lines) {
+      if (line.steps > 0) row.line = line;
+      row.line.time = line.time;
+      row.line.step = line.step;
+      row.line.place = line.place;
+    }
+    row.age = std::max(0.0, now - run.facts.value("started", now) - row.line.time);
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+/// Finds the ranks that the others wait for.
+void find_late(std::vector<TopRow>& rows) {
+  const auto compute = middle_of(rows, &TopRow::compute).first, usual_waits = middle_of(rows, &TopRow::waits).second;
+  const auto first = std::ranges::max_element(rows, {}, [](const TopRow& row) { return row.line.step; })->line;
+  const bool all_silent = std::ranges::all_of(rows, &TopRow::is_silent);
+  for (auto& row : rows) {
+    // The lines of ranks are of different moments.
+    const double later = std::max(0.0, first.time - row.line.time) * (first.seconds > 0 ? first.steps / first.seconds : 0);
+    row.by = static_cast<double>(first.step - row.line.step) - std::ceil(later);
+    if (row.is_silent() && !all_silent) {
+      row.late = Late::Silent;
+      row.by = row.age;
+      row.why = row.line.time > 0 ? fmt::format("last seen {} ago", train::short_time(row.age)) : "nothing seen yet";
+    } else if (row.by >= 2 && row.line.time > 0) {
+      row.late = Late::Behind;
+      row.why = counted(static_cast<int64_t>(row.by), "step") + " behind";
+    } else if (row.compute() > kSlowFactor * compute && row.waits() < usual_waits / 2) {
+      row.late = Late::Slow;
+      row.by = row.compute() / compute;
+      row.why = fmt::format("computes {:.1f}x as long as most", row.by);
+    }
+  }
+}
+
+std::string cut_to(std::string_view text, int columns) {
+  return fmt::format("{:.{}}", text, std::max(columns, 0));
+}
+
+/// A row of the table: two columns for a mark, and so on, as in the heading.
+std::string row_text(const TopRow& row, const RecordedRank& rank, int host_columns, const TopView& view) {
+  auto text = fmt::format("{} {:>4}  ", row.late != Late::No ? '!' : ' ', row.rank);
+  if (host_columns > 0) text += fmt::format("{:<{}}  ", cut_to(printable(rank.host), host_columns), host_columns);
+  if (row.line.time == 0) return cut_to(text + row.why, view.columns);
+  text += fmt::format("{:>7}  {:>7}  ", row.line.step, train::short_number(row.steps_per_second()));
+  for (const auto part : {row.share(row.line.compute), row.waits()}) {
+    text += fmt::format("{} {:>3.0f}%  ", train::share_bar(part, kBarColumns, view.glyphs), 100 * part);
+  }
+  const auto memory = row.line.memory.find("process");
+  // In a narrow terminal a row has room for either.
+  if (row.why.empty() || view.columns >= kWideColumns) {
+    text += fmt::format("{:>7}  {:>5}  ", memory != row.line.memory.end() ? train::short_bytes(memory->second) : "",
+                        train::short_time(row.age));
+  }
+  text += row.why + (row.why.empty() || row.line.place.empty() ? "" : "; ") + printable(row.line.place);
+  return cut_to(text, view.columns);
+}
+
+/// Rows of blocks under the values, with the largest and the smallest value beside them.
+std::vector<std::string> curve_rows(std::vector<double> values, const TopView& view) {
+  std::erase_if(values, [](double value) { return !std::isfinite(value); });
+  const auto columns = static_cast<size_t>(std::max(view.columns - kLabelColumns, 1));
+  std::vector<double> means;
+  for (size_t i = 0; i < columns && !values.empty(); i++) {
+    const auto begin = i * values.size() / columns, end = std::max(begin + 1, (i + 1) * values.size() / columns);
+    double sum = 0;
+    for (auto at = begin; at < end; at++) sum += values[at];
+    means.push_back(sum / static_cast<double>(end - begin));
+  }
+  if (means.empty()) return {};
+  const auto [least, most] = std::ranges::minmax(means);
+  constexpr std::array<std::string_view, 9> kBlocksUp = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+  constexpr std::string_view kAscii = " ...:::##";
+  std::vector<std::string> rows;
+  for (int row = 0; row < kCurveRows; row++) {
+    const auto label = row == 0 ? fmt::format("{:.4g}", most) : row == kCurveRows - 1 ? fmt::format("{:.4g}", least) : "";
+    auto text = fmt::format("{:>{}}  ", label, kLabelColumns - 2);
+    for (const double mean : means) {
+      const int level = most > least ? 1 + static_cast<int>((mean - least) / (most - least) * (8 * kCurveRows - 1)) : 4 * kCurveRows;
+      const auto eighths = static_cast<size_t>(std::clamp(level - 8 * (kCurveRows - 1 - row), 0, 8));
+      text += view.glyphs == train::Glyphs::Blocks ? kBlocksUp[eighths] : kAscii.substr(eighths, 1);
+    }
+    rows.push_back(std::move(text));
+  }
+  return rows;
+}
+
+/// "llama  4 ranks on 2 hosts  shm  step 1200  0:20:14  running"
+std::string top_heading(const RecordedRun& run, const std::vector<TopRow>& rows, size_t hosts, double now) {
+  const auto ended = run.facts.value("ended", nlohmann::json());
+  const auto step = std::ranges::max(rows, {}, [](const TopRow& row) { return row.line.step; }).line.step;
+  const auto age = std::ranges::min(rows, {}, &TopRow::age).age;
+  const auto text = fmt::format("{}  {}{}  {}  step {}  {}  ", printable(run.facts.value("program", "")), counted(run.world(), "rank"),
+                                hosts > 1 ? " on " + counted(static_cast<int64_t>(hosts), "host") : "",
+                                printable(run.facts.value("engine", "")), step,
+                                train::short_time((ended.is_number() ? ended.get<double>() : now) - run.facts.value("started", now)));
+  if (!is_running(run)) return text + printable(run.facts.value("status", ""));
+  return text + (std::ranges::all_of(rows, &TopRow::is_silent) ? fmt::format("no rank seen for {}", train::short_time(age)) : "running");
+}
+
+/// The newest numbers: "loss 0.412  lr 0.01  9.8k samples/s  41 % MFU"
+std::string newest_numbers(const RecordedRun& run) {
+  std::string text;
+  for (const auto& [name, curve] : run.metrics) {
+    if (curve.empty() || name == "memory") continue;
+    const auto value = curve.back().second;
+    text += text.empty() ? "" : "  ";
+    text += name == "samples_per_second" ? train::short_number(value) + " samples/s"
+            : name == "mfu"              ? fmt::format("{:.{}f} % MFU", 100 * value, value < 0.0995 ? 1 : 0)
+                                         : fmt::format("{} {:.4g}", printable(name), value);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
+  auto rows = top_rows_of(run, now);
+  if (is_running(run)) find_late(rows);
+  std::set<std::string> hosts;
+  size_t widest = 4;
+  for (const auto& rank : run.ranks) {
+    if (!rank.host.empty()) hosts.insert(rank.host);
+    widest = std::max(widest, std::min<size_t>(rank.host.size(), 12));
+  }
+  const int host_columns = hosts.size() > 1 && view.columns >= kWideColumns ? static_cast<int>(widest) : 0;
+
+  std::vector<std::string> lines = {cut_to(top_heading(run, rows, hosts.size(), now), view.columns),
+                                    cut_to(newest_numbers(run), view.columns), ""};
+  auto shown = run.metrics.find("loss");
+  if (shown == run.metrics.end()) shown = run.metrics.begin();
+  if (shown != run.metrics.end() && !shown->second.empty() && view.rows > 3 * kCurveRows) {
+    const auto& [name, curve] = *shown;
+    std::vector<double> values;
+    for (const auto& [step, value] : curve) values.push_back(value);
+    for (auto& line : curve_rows(std::move(values), view)) lines.push_back(std::move(line));
+    const auto steps = fmt::format("{}, steps {} to {}", printable(name), curve.front().first, curve.back().first);
+    lines.push_back(cut_to(std::string(kLabelColumns, ' ') + steps, view.columns));
+    lines.emplace_back();
+  }
+  lines.push_back(cut_to(fmt::format("  rank  {}   step  steps/s  {:<15}{:<15} memory   seen  where",
+                                  host_columns > 0 ? fmt::format("{:<{}}  ", "host", host_columns) : "", "compute", "waits"),
+                      view.columns));
+
+  // A line stays free for the cursor.
+  const auto room = static_cast<size_t>(std::max<int>(view.rows - 1 - static_cast<int>(lines.size()), 2));
+  const bool fits = rows.size() <= room;
+  if (!fits) {
+    std::ranges::stable_sort(rows, std::ranges::greater(),
+                             [](const TopRow& row) { return std::tuple(row.late, row.late == Late::No ? row.compute() : row.by); });
+  }
+  for (size_t i = 0; i < (fits ? rows.size() : room - 1); i++) {
+    auto text = row_text(rows[i], run.ranks[static_cast<size_t>(rows[i].rank)], host_columns, view);
+    lines.push_back(rows[i].late != Late::No && view.colours == Colours::On ? "\033[1;31m" + text + "\033[0m" : std::move(text));
+  }
+  if (!fits) lines.push_back(cut_to(fmt::format("  ... and {} more", rows.size() - (room - 1)), view.columns));
+  lines.resize(std::min(lines.size(), static_cast<size_t>(std::max(view.rows - 1, 1))));
+  std::string frame;
+  for (const auto& line : lines) frame += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  return frame;
+}
+
+}  // namespace tessera::cli::reports
