@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "tessera/simulate/operators.h"
 
@@ -100,35 +102,53 @@ std::optional<Product> product_of(const c10::OperatorHandle& handle, const torch
   return found->second(Operands(stack).slice(stack.size() - handle.schema().arguments().size()));
 }
 
-// Operators of the backward pass may run in another thread, to which libtorch takes the dispatch keys of this one, but no variable. So
-// counters are known to the whole process, and an operator counts for the one that was made last.
+// Ranks may be threads of one process, each with a counter. Operators of the backward pass on a device run in a thread of libtorch, which gets
+// the dispatch keys of the thread that started the pass but knows no counter, and so counts for the one that was made last.
 struct FlopCounter::State {
   std::atomic<double> flops = 0;
-  State* before = nullptr;
+  State* const before = of_thread;
   c10::impl::IncludeDispatchKeyGuard seen{kSimulationKey};
 
-  inline static std::atomic<State*> now = nullptr;
+  inline static thread_local State* of_thread = nullptr;
+  inline static std::mutex mutex;
+  inline static std::vector<State*> all;  // guarded by mutex
+
+  State() {
+    of_thread = this;
+    const std::lock_guard lock(mutex);
+    all.push_back(this);
+  }
+  ~State() {
+    of_thread = before;
+    const std::lock_guard lock(mutex);
+    std::erase(all, this);
+  }
+  static void add(double flops) {
+    if (of_thread != nullptr) {
+      of_thread->flops += flops;
+      return;
+    }
+    const std::lock_guard lock(mutex);
+    if (!all.empty()) all.back()->flops += flops;
+  }
 };
 
 namespace {
 
-std::atomic<int> uncounted = 0;
+thread_local int uncounted = 0;
 
 }  // namespace
 
-FlopCounter::FlopCounter() : state_(std::make_unique<State>()) {
+FlopCounter::FlopCounter() {
   watch_operators();
-  state_->before = State::now.exchange(state_.get());
   on_operator = [](const c10::OperatorHandle& handle, const torch::jit::Stack& stack) {
-    auto* const state = State::now.load();
-    if (state == nullptr || uncounted > 0) return;
-    if (const auto product = product_of(handle, stack)) state->flops += product->flops;
+    if (uncounted > 0) return;
+    if (const auto product = product_of(handle, stack)) State::add(product->flops);
   };
+  state_ = std::make_unique<State>();
 }
 
-FlopCounter::~FlopCounter() {
-  State::now = state_->before;
-}
+FlopCounter::~FlopCounter() = default;
 
 double FlopCounter::flops() const {
   return state_->flops;
