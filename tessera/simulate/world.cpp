@@ -40,7 +40,8 @@ class SimulatedLink final : public LoopbackLink {
   SharedAttempt share(const AreaShape& shape, Clock::time_point /*deadline*/) override {
     const auto make = [](size_t bytes) { return SharedBlock::make(SharedBlock::Source::Memfd, bytes, SharedBlock::Commit::Later); };
     const auto ranks = static_cast<size_t>(size()), here = topology_.ranks_on(topology_.host_of(rank())).size();
-    Simulation::current()->note_memory(shape.bytes_per_rank * ranks / here);
+    // Memory with counters is written piece by piece, and whoever writes it notes how far.
+    if (shape.counters == 0) Simulation::current()->note_memory(shape.bytes_per_rank * ranks / here);
     const std::vector<int> world(world_ranks().begin(), world_ranks().end());
     const auto peers = std::make_shared<PeerGroup>(make(PeerGroup::header_bytes(size())), rank(), world);
     return {.area = std::make_shared<SharedArea>(make(SharedArea::block_size(shape, size())), shape, peers), .why_not = {}};
