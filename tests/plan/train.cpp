@@ -21,7 +21,7 @@ struct Flags {
   bool in_backward = false, checkpointing = false, bf16 = false;
 };
 
-constexpr int64_t kVocabulary = 4096;
+constexpr int64_t kVocabulary = 1024;  // few, because the peak in their loss is too short to be seen
 // Without files, of which more and more pages are libraries that have been used. The peak is short, so it is looked for often.
 const std::vector<std::string> kKinds = {"Pss_Anon:", "Pss_Shmem:"};
 constexpr auto kEvery = std::chrono::milliseconds(4);
