@@ -219,7 +219,7 @@ ModelFigures Record::figures() {
   return sum;
 }
 
-Record::Times Record::take_times() {
+StepTimes Record::take_times() {
   const std::lock_guard lock(mutex_);
   spend(seconds_now());
   return std::exchange(times_, {});

@@ -33,6 +33,12 @@ struct ModelFigures {
   std::map<std::string, uint64_t> counters;  // as ModelCounters has them
 };
 
+/// Seconds of the program's thread, each counted once, in some steps.
+struct StepTimes {
+  uint64_t steps = 0;
+  double compute = 0, unshard = 0, reduce = 0, optimizer = 0, other = 0;
+};
+
 /// The kinds of entries. Unshard and Reduce are waits of the program's thread.
 enum class Activity : uint8_t { Pass, Unit, Unshard, Reduce, Optimizer, Operation, Memory };
 /// As traces call it: "unshard", and "collective" for an operation.
@@ -53,11 +59,6 @@ class Record : NoCopy {
     Activity activity;
     Operation operation;
     Outcome outcome;
-  };
-  /// Seconds of the program's thread, each counted once, since the last take_times().
-  struct Times {
-    double compute = 0, unshard = 0, reduce = 0, optimizer = 0, other = 0;
-    uint64_t steps = 0;
   };
   struct Snapshot {
     std::vector<Entry> entries;                             // the oldest first
@@ -97,7 +98,8 @@ class Record : NoCopy {
   /// `act` runs in the thread that ends a step.
   void on_step(std::function<void()> act) { on_step_ = std::move(act); }
 
-  Times take_times();
+  /// The times since the last call.
+  StepTimes take_times();
   /// Where the program is: "backward of 'layers.3'".
   std::string place() const;
   Snapshot snapshot() const;
@@ -138,7 +140,7 @@ class Record : NoCopy {
   const double to_unix_;
   const std::string* pass_ = nullptr;  // the name of the pass that is open
   std::vector<Open> open_;             // the innermost last
-  Times times_;
+  StepTimes times_;
   double since_ = 0;    // until when times_ counts; 0 before the first pass
   double sampled_ = 0;  // when the memory of the process was noted last
   std::atomic<int64_t> unsharded_ = 0;

@@ -11,7 +11,6 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -33,6 +32,7 @@
 namespace tessera {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(UnitFigures, name, parameters, unsharded, shard, dtype, residence, depth)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepTimes, steps, compute, unshard, reduce, optimizer, other)
 
 namespace {
 
@@ -138,18 +138,13 @@ class RunFiles : NoCopy {
     step_ += times.steps;
     auto bytes = now_.memory;
     bytes["process"] = resident_bytes();
-    json line = {{"time", unix_now()},
+    json line = times;
+    line.update({{"time", unix_now()},
                  {"step", step_},
-                 {"steps", times.steps},
                  {"seconds", times.compute + times.unshard + times.reduce + times.optimizer + times.other},
-                 {"compute", times.compute},
-                 {"unshard", times.unshard},
-                 {"reduce", times.reduce},
-                 {"optimizer", times.optimizer},
-                 {"other", times.other},
                  {"host", record_->host},
                  {"memory", bytes},
-                 {"place", record_->place()}};
+                 {"place", record_->place()}});
     for (const auto& [counter, count] : now_.counters) {
       const auto before = std::exchange(before_[counter], count);
       line[counter] = count >= before ? count - before : count;  // programs may reset counters
@@ -165,9 +160,9 @@ class RunFiles : NoCopy {
   std::timed_mutex mutex_;
   Fd lines_;
   json run_;  // run.json, on the rank that writes it
-  ModelFigures now_;  // when they were taken last, because models are gone when the process ends
+  ModelFigures now_;  // as they were taken last, because models are gone when the process ends
   std::map<std::string, uint64_t> before_;  // the counters at the last line
-  double last_ = 0, counted_ = 0;  // when the last line was written, and when figures were taken last
+  double last_ = 0, counted_ = 0;           // when the last line was written, and when figures were taken last
   uint64_t step_ = 0;
   bool has_warned_ = false;
   std::atomic<bool> has_ended_ = false;
