@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -18,10 +19,6 @@ namespace {
 constexpr double kSilent = 10;   // seconds without a line, if lines come more often
 constexpr double kSlowFactor = 1.2;  // of the median: a rank that computes for longer is slow, if it waits less than half as much as most
 constexpr int kCurveRows = 6, kLabelColumns = 10, kBarColumns = 8, kWideColumns = 100;
-
-bool is_running(const RecordedRun& run) {
-  return run.facts.value("status", "") == "runs";
-}
 
 struct TopRow {
   int rank;
@@ -83,14 +80,10 @@ void find_late(std::vector<TopRow>& rows) {
   }
 }
 
-std::string cut_to(std::string_view text, int columns) {
-  return fmt::format("{:.{}}", text, std::max(columns, 0));
-}
-
 /// A row of the table: two columns for a mark, and so on, as in the heading.
 std::string row_text(const TopRow& row, const TopView& view) {
   auto text = fmt::format("{} {:>4}  ", row.why.empty() ? ' ' : '!', row.rank);
-  if (row.line.time == 0) return cut_to(text + row.why, view.columns);
+  if (row.line.time == 0) return text + row.why;
   text += fmt::format("{:>7}  {:>7}  ", row.line.step, train::short_number(row.steps_per_second()));
   for (const auto part : {row.share(row.line.compute), row.waits()}) {
     text += fmt::format("{} {:>3.0f}%  ", train::share_bar(part, kBarColumns, view.glyphs), 100 * part);
@@ -101,8 +94,7 @@ std::string row_text(const TopRow& row, const TopView& view) {
     text += fmt::format("{:>7}  {:>5}  ", memory != row.line.memory.end() ? train::short_bytes(memory->second) : "",
                         train::short_time(row.age));
   }
-  text += row.why + (row.why.empty() || row.line.place.empty() ? "" : "; ") + printable(row.line.place);
-  return cut_to(text, view.columns);
+  return text + row.why + (row.why.empty() || row.line.place.empty() ? "" : "; ") + printable(row.line.place);
 }
 
 /// Rows of blocks under the values, with the largest and the smallest value beside them.
@@ -112,8 +104,7 @@ std::vector<std::string> curve_rows(std::vector<double> values, const TopView& v
   std::vector<double> means;
   for (size_t i = 0; i < columns && !values.empty(); i++) {
     const auto begin = i * values.size() / columns, end = std::max(begin + 1, (i + 1) * values.size() / columns);
-    double sum = 0;
-    for (auto at = begin; at < end; at++) sum += values[at];
+    const double sum = std::accumulate(&values[begin], values.data() + end, 0.0);
     means.push_back(sum / static_cast<double>(end - begin));
   }
   if (means.empty()) return {};
@@ -142,7 +133,7 @@ std::string top_heading(const RecordedRun& run, const std::vector<TopRow>& rows,
   const auto text = fmt::format("{}  {}  {}  step {}  {}  ", printable(run.facts.value("program", "")), counted(run.world(), "rank"),
                                 printable(run.facts.value("engine", "")), step,
                                 train::short_time((ended.is_number() ? ended.get<double>() : now) - run.facts.value("started", now)));
-  if (!is_running(run)) return text + printable(run.facts.value("status", ""));
+  if (const auto status = run.facts.value("status", ""); status != "runs") return text + printable(status);
   return text + (std::ranges::all_of(rows, &TopRow::is_silent) ? fmt::format("no rank seen for {}", train::short_time(age)) : "running");
 }
 
@@ -154,7 +145,7 @@ std::string newest_numbers(const RecordedRun& run) {
     const auto value = curve.back().second;
     text += text.empty() ? "" : "  ";
     text += name == "samples_per_second" ? train::short_number(value) + " samples/s"
-            : name == "mfu"              ? fmt::format("{:.{}f} % MFU", 100 * value, value < 0.0995 ? 1 : 0)
+            : name == "mfu"              ? fmt::format("{:.2g} % MFU", 100 * value)
                                          : fmt::format("{} {:.4g}", printable(name), value);
   }
   return text;
@@ -164,21 +155,19 @@ std::string newest_numbers(const RecordedRun& run) {
 
 std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
   auto rows = top_rows_of(run, now);
-  if (is_running(run)) find_late(rows);
-  std::vector<std::string> lines = {cut_to(top_heading(run, rows, now), view.columns),
-                                    cut_to(newest_numbers(run), view.columns), ""};
-  auto shown = run.metrics.find("loss");
-  if (shown == run.metrics.end()) shown = run.metrics.begin();
-  if (shown != run.metrics.end() && !shown->second.empty() && view.rows > 3 * kCurveRows) {
-    const auto& [name, curve] = *shown;
+  if (run.facts.value("status", "") == "runs") find_late(rows);
+  std::vector<std::string> lines = {top_heading(run, rows, now), newest_numbers(run), ""};
+  auto metric = run.metrics.find("loss");
+  if (metric == run.metrics.end()) metric = run.metrics.begin();
+  if (metric != run.metrics.end() && !metric->second.empty() && view.rows > 3 * kCurveRows) {
+    const auto& [name, curve] = *metric;
     std::vector<double> values;
     for (const auto& [step, value] : curve) values.push_back(value);
     for (auto& line : curve_rows(std::move(values), view)) lines.push_back(std::move(line));
-    const auto steps = fmt::format("{}, steps {} to {}", printable(name), curve.front().first, curve.back().first);
-    lines.push_back(cut_to(std::string(kLabelColumns, ' ') + steps, view.columns));
+    lines.push_back(fmt::format("{:{}}{}, steps {} to {}", "", kLabelColumns, printable(name), curve.front().first, curve.back().first));
     lines.emplace_back();
   }
-  lines.push_back(cut_to("  rank     step  steps/s  compute        waits           memory   seen  where", view.columns));
+  lines.emplace_back("  rank     step  steps/s  compute        waits           memory   seen  where");
 
   // A line stays free for the cursor.
   const auto room = static_cast<size_t>(std::max<int>(view.rows - 1 - static_cast<int>(lines.size()), 2));
@@ -186,13 +175,14 @@ std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
   if (!fits) {
     std::ranges::stable_sort(rows, std::ranges::greater(), [](const TopRow& row) { return std::pair(row.late, row.compute()); });
   }
-  for (size_t i = 0; i < (fits ? rows.size() : room - 1); i++) {
-    lines.push_back(row_text(rows[i], view));
-  }
-  if (!fits) lines.push_back(cut_to(fmt::format("  ... and {} more", rows.size() - (room - 1)), view.columns));
+  for (size_t i = 0; i < (fits ? rows.size() : room - 1); i++) lines.push_back(row_text(rows[i], view));
+  if (!fits) lines.push_back(fmt::format("  ... and {} more", rows.size() - (room - 1)));
   lines.resize(std::min(lines.size(), static_cast<size_t>(std::max(view.rows - 1, 1))));
   std::string frame;
-  for (const auto& line : lines) frame += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  for (const auto& line : lines) {
+    const auto shown = fmt::format("{:.{}}", line, view.columns);
+    frame += shown.substr(0, shown.find_last_not_of(' ') + 1) + "\n";
+  }
   return frame;
 }
 

@@ -47,8 +47,8 @@ std::string_view name(Activity activity);
 /// The phase in which shards change. It belongs to no pass.
 inline constexpr std::string_view kWriting = "a write to the shards";
 
-/// All groups of a rank share one Record, a ring of its last entries. Threads may use it at the same time. Recording takes less than a
-/// microsecond, and allocates memory only for names that are new.
+/// All groups of a rank share one Record, a ring of its last entries. Threads may use it at the same time. A call takes about 0.1 us, and
+/// enter() each 10 ms some more.
 class Record : NoCopy {
  public:
   enum class Outcome : uint8_t { Running, Done, Failed };
