@@ -10,6 +10,7 @@
 #include "tessera/base/clock.h"
 #include "tessera/base/last_words.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/control/envelope.h"
 
 namespace tessera {
 namespace {
@@ -37,7 +38,12 @@ uint64_t bytes_of(const Envelope& envelope) {
 
 }  // namespace
 
-Record::Record() : ring_(new Entry[kEntries]), to_unix_(unix_now() - seconds_now()) {}
+struct Record::Details {
+  uint64_t entry = 0;
+  Envelope envelope = {};
+};
+
+Record::Record() : ring_(new Entry[kEntries]), details_(kDetailed), to_unix_(unix_now() - seconds_now()) {}
 Record::~Record() = default;
 
 /// Returns a copy of the text that lasts as long as the record.
@@ -139,8 +145,7 @@ uint64_t Record::begin(uint64_t group, const Envelope& envelope) {
   entry.sequence = envelope.sequence;
   entry.bytes = bytes_of(envelope);
   entry.operation = envelope.operation;
-  if (operations_.size() == kDetailed) operations_.pop_front();
-  operations_.emplace_back(count_ - 1, envelope);
+  details_[operations_++ % kDetailed] = {.entry = count_ - 1, .envelope = envelope};
   return count_ - 1;
 }
 
@@ -240,7 +245,8 @@ Record::Snapshot Record::snapshot() const {
   const auto have = std::min<uint64_t>(count_, kEntries), first = count_ - have;
   result.entries.reserve(have);
   for (auto number = first; number < count_; number++) result.entries.push_back(ring_[number % kEntries]);
-  for (const auto& [entry, envelope] : operations_) {
+  for (auto number = operations_ - std::min<uint64_t>(operations_, kDetailed); number < operations_; number++) {
+    const auto& [entry, envelope] = details_[number % kDetailed];
     if (entry >= first) result.operations.emplace_back(result.entries[entry - first], envelope.describe());
   }
   return result;

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -15,9 +14,11 @@
 #include <vector>
 
 #include "tessera/base/no_copy.h"
-#include "tessera/comm/control/envelope.h"
+#include "tessera/comm/operation.h"
 
 namespace tessera {
+
+struct Envelope;
 
 /// A unit of a model, and the figures of all models of a rank, for the files of a run.
 struct UnitFigures {
@@ -114,6 +115,7 @@ class Record : NoCopy {
     using is_transparent = void;
     size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
   };
+  struct Details;
   struct Open {
     uint64_t entry;
     Activity activity;
@@ -132,7 +134,8 @@ class Record : NoCopy {
   mutable std::mutex mutex_;
   const std::unique_ptr<Entry[]> ring_;
   uint64_t count_ = 0;  // number of entries so far; the ring has the last of them
-  std::deque<std::pair<uint64_t, Envelope>> operations_;  // the last ones, with the numbers of their entries
+  std::vector<Details> details_;  // of the last operations
+  uint64_t operations_ = 0;
   std::unordered_set<std::string, Hash, std::equal_to<>> names_;
   std::string phase_, unit_;  // see place()
   bool is_inside_ = false;
