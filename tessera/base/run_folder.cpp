@@ -22,7 +22,8 @@ constexpr const char* kRunFile = "run.json";
 std::optional<std::filesystem::path> run_folder() {
   const auto folder = env(kRunVariable);
   if (!folder) return std::nullopt;
-  if (object_path(*folder)) throw ConfigError("{}={}: a run can't be recorded in an object store; name a folder of a file system", kRunVariable, *folder);
+  if (object_path(*folder))
+    throw ConfigError("{}={}: a run can't be recorded in an object store; name a folder of a file system", kRunVariable, *folder);
   return std::filesystem::absolute(*folder);
 }
 

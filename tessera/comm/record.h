@@ -86,8 +86,8 @@ class Record : NoCopy {
     if (bytes != 0) note_memory("unsharded", static_cast<uint64_t>(unsharded_ += bytes));
   }
 
-  /// Adds an optimizer, or memory of its state. Steps of training are counted by the optimizer that steps first, or where Tessera has none, by
-  /// the backward passes of one model.
+  /// Adds an optimizer, or memory of its state. Steps of training are counted by the optimizer that steps first, or where Tessera has none,
+  /// by the backward passes of one model.
   void add_optimizer(const void* optimizer, uint64_t bytes = 0);
   void remove_optimizer(const void* optimizer);
   void end_step(const void* optimizer);

@@ -65,7 +65,8 @@ std::string PrometheusReporter::page() const {
   const auto run = json(program_invocation_short_name).dump(-1, ' ', false, json::error_handler_t::replace);
   std::string text;
   const std::lock_guard lock(mutex_);
-  for (const auto& [name, number] : newest_) text += fmt::format("# TYPE {0} gauge\n{0}{{run={1}}} {2}\n", name, run, shortest_text(number));
+  for (const auto& [name, number] : newest_)
+    text += fmt::format("# TYPE {0} gauge\n{0}{{run={1}}} {2}\n", name, run, shortest_text(number));
   return text;
 }
 
