@@ -15,21 +15,20 @@ namespace {
 
 using nlohmann::json;
 
-std::filesystem::path file_of(const std::filesystem::path& folder) {
-  return folder / "run.json";
-}
+constexpr const char* kRunFile = "run.json";
 
 }  // namespace
 
 std::optional<std::filesystem::path> run_folder() {
   const auto folder = env(kRunVariable);
   if (!folder) return std::nullopt;
-  if (object_path(*folder)) throw ConfigError("{}={}: a run can't be recorded in an object store; name a folder of a file system", kRunVariable, *folder);
+  if (object_path(*folder))
+    throw ConfigError("{}={}: a run can't be recorded in an object store; name a folder of a file system", kRunVariable, *folder);
   return std::filesystem::absolute(*folder);
 }
 
 json read_run(const std::filesystem::path& folder) {
-  const auto path = file_of(folder);
+  const auto path = folder / kRunFile;
   if (!is_there(path)) return nullptr;
   std::ifstream file(path);
   auto run = json::parse(file, nullptr, /*allow_exceptions=*/false);
@@ -48,15 +47,14 @@ json run_to_continue(const std::filesystem::path& folder, int restarts) {
 }
 
 void write_run(const std::filesystem::path& folder, const json& run) {
-  write_text(file_of(folder), run.dump(-1, ' ', false, json::error_handler_t::replace) + "\n");
+  write_text(folder / kRunFile, run.dump(-1, ' ', false, json::error_handler_t::replace) + "\n");
 }
 
 void end_run(const std::filesystem::path& folder, int status) {
   auto run = read_run(folder);
   if (run.is_null() || (status == 0 && run.value("status", "") != "runs")) return;
   run["status"] = status == 0 ? "done" : "failed";
-  if (!run.contains("ended") || run["ended"].is_null())
-    run["ended"] = unix_now();
+  if (run["ended"].is_null()) run["ended"] = unix_now();
   write_run(folder, run);
 }
 

@@ -5,9 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <set>
+#include <numeric>
 #include <string_view>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -21,20 +20,12 @@ constexpr double kSilent = 10;   // seconds without a line, if lines come more o
 constexpr double kSlowFactor = 1.2;  // of the median: a rank that computes for longer is slow, if it waits less than half as much as most
 constexpr int kCurveRows = 6, kLabelColumns = 10, kBarColumns = 8, kWideColumns = 100;
 
-bool is_running(const RecordedRun& run) {
-  return run.facts.value("status", "") == "runs";
-}
-
-/// Why a rank is late. A greater value is worse.
-enum class Late { No, Slow, Behind, Silent };
-
 struct TopRow {
   int rank;
   RankLine line = {};  // the newest one, with the times of the newest one that has steps; steps are 0 if there is none
   double age = 0;      // seconds since the newest line
-  Late late = Late::No;
-  double by = 0;
-  std::string why = {};
+  std::pair<int, double> late = {};  // a greater one is worse
+  std::string why = {};              // it is late; empty if it is not
 
   double share(double seconds) const { return line.seconds > 0 ? std::clamp(seconds / line.seconds, 0.0, 1.0) : 0; }
   double steps_per_second() const { return line.seconds > 0 ? static_cast<double>(line.steps) / line.seconds : 0; }
@@ -75,31 +66,24 @@ void find_late(std::vector<TopRow>& rows) {
   for (auto& row : rows) {
     // The lines of ranks are of different moments.
     const double later = std::max(0.0, first.time - row.line.time) * (first.seconds > 0 ? first.steps / first.seconds : 0);
-    row.by = static_cast<double>(first.step - row.line.step) - std::ceil(later);
+    const double behind = static_cast<double>(first.step - row.line.step) - std::ceil(later);
     if (row.is_silent() && !all_silent) {
-      row.late = Late::Silent;
-      row.by = row.age;
+      row.late = {3, row.age};
       row.why = row.line.time > 0 ? fmt::format("last seen {} ago", train::short_time(row.age)) : "nothing seen yet";
-    } else if (row.by >= 2 && row.line.time > 0) {
-      row.late = Late::Behind;
-      row.why = counted(static_cast<int64_t>(row.by), "step") + " behind";
+    } else if (behind >= 2 && row.line.time > 0) {
+      row.late = {2, behind};
+      row.why = fmt::format("{} steps behind", behind);
     } else if (row.compute() > kSlowFactor * compute && row.waits() < usual_waits / 2) {
-      row.late = Late::Slow;
-      row.by = row.compute() / compute;
-      row.why = fmt::format("computes {:.1f}x as long as most", row.by);
+      row.late = {1, row.compute() / compute};
+      row.why = fmt::format("computes {:.1f}x as long as most", row.late.second);
     }
   }
 }
 
-std::string cut_to(std::string_view text, int columns) {
-  return fmt::format("{:.{}}", text, std::max(columns, 0));
-}
-
 /// A row of the table: two columns for a mark, and so on, as in the heading.
-std::string row_text(const TopRow& row, const RecordedRank& rank, int host_columns, const TopView& view) {
-  auto text = fmt::format("{} {:>4}  ", row.late != Late::No ? '!' : ' ', row.rank);
-  if (host_columns > 0) text += fmt::format("{:<{}}  ", cut_to(printable(rank.host), host_columns), host_columns);
-  if (row.line.time == 0) return cut_to(text + row.why, view.columns);
+std::string row_text(const TopRow& row, const TopView& view) {
+  auto text = fmt::format("{} {:>4}  ", row.why.empty() ? ' ' : '!', row.rank);
+  if (row.line.time == 0) return text + row.why;
   text += fmt::format("{:>7}  {:>7}  ", row.line.step, train::short_number(row.steps_per_second()));
   for (const auto part : {row.share(row.line.compute), row.waits()}) {
     text += fmt::format("{} {:>3.0f}%  ", train::share_bar(part, kBarColumns, view.glyphs), 100 * part);
@@ -110,8 +94,7 @@ std::string row_text(const TopRow& row, const RecordedRank& rank, int host_colum
     text += fmt::format("{:>7}  {:>5}  ", memory != row.line.memory.end() ? train::short_bytes(memory->second) : "",
                         train::short_time(row.age));
   }
-  text += row.why + (row.why.empty() || row.line.place.empty() ? "" : "; ") + printable(row.line.place);
-  return cut_to(text, view.columns);
+  return text + row.why + (row.why.empty() || row.line.place.empty() ? "" : "; ") + printable(row.line.place);
 }
 
 /// Rows of blocks under the values, with the largest and the smallest value beside them.
@@ -121,8 +104,7 @@ std::vector<std::string> curve_rows(std::vector<double> values, const TopView& v
   std::vector<double> means;
   for (size_t i = 0; i < columns && !values.empty(); i++) {
     const auto begin = i * values.size() / columns, end = std::max(begin + 1, (i + 1) * values.size() / columns);
-    double sum = 0;
-    for (auto at = begin; at < end; at++) sum += values[at];
+    const double sum = std::accumulate(&values[begin], values.data() + end, 0.0);
     means.push_back(sum / static_cast<double>(end - begin));
   }
   if (means.empty()) return {};
@@ -143,16 +125,15 @@ std::vector<std::string> curve_rows(std::vector<double> values, const TopView& v
   return rows;
 }
 
-/// "llama  4 ranks on 2 hosts  shm  step 1200  0:20:14  running"
-std::string top_heading(const RecordedRun& run, const std::vector<TopRow>& rows, size_t hosts, double now) {
+/// "llama  4 ranks  shm  step 1200  0:20:14  running"
+std::string top_heading(const RecordedRun& run, const std::vector<TopRow>& rows, double now) {
   const auto ended = run.facts.value("ended", nlohmann::json());
   const auto step = std::ranges::max(rows, {}, [](const TopRow& row) { return row.line.step; }).line.step;
   const auto age = std::ranges::min(rows, {}, &TopRow::age).age;
-  const auto text = fmt::format("{}  {}{}  {}  step {}  {}  ", printable(run.facts.value("program", "")), counted(run.world(), "rank"),
-                                hosts > 1 ? " on " + counted(static_cast<int64_t>(hosts), "host") : "",
+  const auto text = fmt::format("{}  {}  {}  step {}  {}  ", printable(run.facts.value("program", "")), counted(run.world(), "rank"),
                                 printable(run.facts.value("engine", "")), step,
                                 train::short_time((ended.is_number() ? ended.get<double>() : now) - run.facts.value("started", now)));
-  if (!is_running(run)) return text + printable(run.facts.value("status", ""));
+  if (const auto status = run.facts.value("status", ""); status != "runs") return text + printable(status);
   return text + (std::ranges::all_of(rows, &TopRow::is_silent) ? fmt::format("no rank seen for {}", train::short_time(age)) : "running");
 }
 
@@ -164,7 +145,7 @@ std::string newest_numbers(const RecordedRun& run) {
     const auto value = curve.back().second;
     text += text.empty() ? "" : "  ";
     text += name == "samples_per_second" ? train::short_number(value) + " samples/s"
-            : name == "mfu"              ? fmt::format("{:.{}f} % MFU", 100 * value, value < 0.0995 ? 1 : 0)
+            : name == "mfu"              ? fmt::format("{:.2g} % MFU", 100 * value)
                                          : fmt::format("{} {:.4g}", printable(name), value);
   }
   return text;
@@ -174,47 +155,34 @@ std::string newest_numbers(const RecordedRun& run) {
 
 std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
   auto rows = top_rows_of(run, now);
-  if (is_running(run)) find_late(rows);
-  std::set<std::string> hosts;
-  size_t widest = 4;
-  for (const auto& rank : run.ranks) {
-    if (!rank.host.empty()) hosts.insert(rank.host);
-    widest = std::max(widest, std::min<size_t>(rank.host.size(), 12));
-  }
-  const int host_columns = hosts.size() > 1 && view.columns >= kWideColumns ? static_cast<int>(widest) : 0;
-
-  std::vector<std::string> lines = {cut_to(top_heading(run, rows, hosts.size(), now), view.columns),
-                                    cut_to(newest_numbers(run), view.columns), ""};
-  auto shown = run.metrics.find("loss");
-  if (shown == run.metrics.end()) shown = run.metrics.begin();
-  if (shown != run.metrics.end() && !shown->second.empty() && view.rows > 3 * kCurveRows) {
-    const auto& [name, curve] = *shown;
+  if (run.facts.value("status", "") == "runs") find_late(rows);
+  std::vector<std::string> lines = {top_heading(run, rows, now), newest_numbers(run), ""};
+  auto metric = run.metrics.find("loss");
+  if (metric == run.metrics.end()) metric = run.metrics.begin();
+  if (metric != run.metrics.end() && !metric->second.empty() && view.rows > 3 * kCurveRows) {
+    const auto& [name, curve] = *metric;
     std::vector<double> values;
     for (const auto& [step, value] : curve) values.push_back(value);
     for (auto& line : curve_rows(std::move(values), view)) lines.push_back(std::move(line));
-    const auto steps = fmt::format("{}, steps {} to {}", printable(name), curve.front().first, curve.back().first);
-    lines.push_back(cut_to(std::string(kLabelColumns, ' ') + steps, view.columns));
+    lines.push_back(fmt::format("{:{}}{}, steps {} to {}", "", kLabelColumns, printable(name), curve.front().first, curve.back().first));
     lines.emplace_back();
   }
-  lines.push_back(cut_to(fmt::format("  rank  {}   step  steps/s  {:<15}{:<15} memory   seen  where",
-                                  host_columns > 0 ? fmt::format("{:<{}}  ", "host", host_columns) : "", "compute", "waits"),
-                      view.columns));
+  lines.emplace_back("  rank     step  steps/s  compute        waits           memory   seen  where");
 
   // A line stays free for the cursor.
   const auto room = static_cast<size_t>(std::max<int>(view.rows - 1 - static_cast<int>(lines.size()), 2));
   const bool fits = rows.size() <= room;
   if (!fits) {
-    std::ranges::stable_sort(rows, std::ranges::greater(),
-                             [](const TopRow& row) { return std::tuple(row.late, row.late == Late::No ? row.compute() : row.by); });
+    std::ranges::stable_sort(rows, std::ranges::greater(), [](const TopRow& row) { return std::pair(row.late, row.compute()); });
   }
-  for (size_t i = 0; i < (fits ? rows.size() : room - 1); i++) {
-    auto text = row_text(rows[i], run.ranks[static_cast<size_t>(rows[i].rank)], host_columns, view);
-    lines.push_back(rows[i].late != Late::No && view.colours == Colours::On ? "\033[1;31m" + text + "\033[0m" : std::move(text));
-  }
-  if (!fits) lines.push_back(cut_to(fmt::format("  ... and {} more", rows.size() - (room - 1)), view.columns));
+  for (size_t i = 0; i < (fits ? rows.size() : room - 1); i++) lines.push_back(row_text(rows[i], view));
+  if (!fits) lines.push_back(fmt::format("  ... and {} more", rows.size() - (room - 1)));
   lines.resize(std::min(lines.size(), static_cast<size_t>(std::max(view.rows - 1, 1))));
   std::string frame;
-  for (const auto& line : lines) frame += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  for (const auto& line : lines) {
+    const auto shown = fmt::format("{:.{}}", line, view.columns);
+    frame += shown.substr(0, shown.find_last_not_of(' ') + 1) + "\n";
+  }
   return frame;
 }
 

@@ -8,12 +8,9 @@
 
 namespace tessera::cli::reports {
 
-enum class Colours { Off, On };
-
 struct TopView {
   int columns = 100, rows = 40;
   train::Glyphs glyphs = train::Glyphs::Ascii;
-  Colours colours = Colours::Off;
 };
 
 /// Lines of at most `columns` columns: the run, the curve of its loss, and a row for each rank. If there are more ranks than rows, the ones

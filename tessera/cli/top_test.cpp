@@ -78,9 +78,7 @@ loss 1  lr 0.01  41 % MFU  9.8k samples/s
 !    3       18      2.0  [###   ]  50%  [##    ]  40%  last seen 0:41 ago; back
 )");
   EXPECT_THAT(frame(folder, {.columns = 80, .glyphs = train::Glyphs::Blocks}), AllOf(HasSubstr("▕███   ▏"), HasSubstr("▇")));
-  const std::string red = "\x1b[1;31m!    2 ";
-  EXPECT_THAT(frame(folder, {.columns = 120}), AllOf(HasSubstr("3.1 GB   0:41  last seen 0:41 ago; backward of layers.3\n"), Not(HasSubstr(red))));
-  EXPECT_THAT(frame(folder, {.columns = 120, .colours = Colours::On}), AllOf(HasSubstr(red), HasSubstr("backward of layers.3\x1b[0m\n")));
+  EXPECT_THAT(frame(folder, {.columns = 120}), HasSubstr("3.1 GB   0:41  last seen 0:41 ago; backward of layers.3\n"));
 }
 
 TEST(Top, OfManyRanksShowsTheWorstFirst) {
@@ -154,10 +152,8 @@ TEST(Top, WithoutATerminalPrintsOnce) {
 TEST(Top, OnATerminalStaysUntilItIsEnded) {
   const Folder folder;
   for (const std::string how : {"q", "\x03", "signal"}) {
-    std::filesystem::remove(folder / "run.json");
-    OnTerminal terminal(top({folder.path()}), {{"TERM", "xterm"}, {"LC_ALL", "C"}});
-    terminal.wait_for({"waiting for " + (folder / "run.json").string()});
     write_run(folder, 2, "done");
+    OnTerminal terminal(top({folder.path()}), {{"TERM", "xterm"}, {"LC_ALL", "C"}});
     terminal.wait_for({"\x1b[Hllama  2 ranks"});
     const winsize small{.ws_row = 10, .ws_col = 30, .ws_xpixel = 0, .ws_ypixel = 0};
     ::ioctl(terminal.keyboard.get(), TIOCSWINSZ, &small);

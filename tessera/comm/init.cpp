@@ -70,22 +70,10 @@ std::string own_host(const InitOptions& options) {
   return options.host.empty() ? host_id() : options.host;
 }
 
-/// The host of a rank as the files of a run name it: host_id() has more after a slash.
-std::string name_of_host(const std::string& host) {
-  return host.substr(0, host.find('/'));
-}
-
-/// `hosts`: of all ranks. `started`: run_start() of rank 0.
-RunStart start_of(int rank, std::string_view engine, std::span<const std::string> hosts, double started) {
-  RunStart start{.rank = rank, .world = static_cast<int>(hosts.size()), .engine = std::string(engine), .hosts = {}, .started = started};
-  for (const auto& host : hosts) start.hosts.push_back(name_of_host(host));
-  return start;
-}
-
-/// Exchanges words of each rank over a link between ranks that have not met in a store.
-std::vector<std::string> exchange_over(Link& link, const std::string& own, const InitOptions& options) {
+/// Exchanges host names over a link between ranks that have not met in a store.
+std::vector<std::string> find_hosts(Link& link, const InitOptions& options) {
   try {
-    return all_gather_texts(link, own, Clock::now() + options.start_limit);
+    return all_gather_texts(link, own_host(options), Clock::now() + options.start_limit);
   } catch (const LinkFailure& failure) {
     throw CommError("rank {} can't start: {}", link.rank(), why_not_started(failure));
   }
@@ -95,7 +83,7 @@ std::vector<std::string> exchange_over(Link& link, const std::string& own, const
 std::shared_ptr<LinkFamily> family_of(const RunStart& start, const StorePtr& store) {
   auto family = std::make_shared<LinkFamily>();
   start_run(family->record(), start);
-  if (store) family->monitor_peers(store, {.rank = start.rank, .world_size = start.world});
+  if (store) family->monitor_peers(store, {.rank = start.rank, .world_size = static_cast<int>(start.hosts.size())});
   return family;
 }
 
@@ -114,23 +102,16 @@ struct Introduction {
   std::string device_name;  // see name_on_host()
   std::string host;
   std::string levels;
-  double started;  // run_start()
 };
 
 std::vector<Introduction> introduce(const StorePtr& store, const Identity& identity, const Introduction& own, const StartWait& wait) {
   std::vector<Introduction> ranks;
-  const auto words = fmt::format("{}\n{}\n{}\n{}\n{}\n{:.6f}", own.transport, own.device.str(), own.device_name, own.host, own.levels,
-                                 own.started);
+  const auto words = fmt::format("{}\n{}\n{}\n{}\n{}", own.transport, own.device.str(), own.device_name, own.host, own.levels);
   for (const auto& text : exchange(store, identity, "introduction", words, wait)) {
     std::istringstream lines(text);
-    std::array<std::string, 6> line;
+    std::array<std::string, 5> line;
     for (auto& each : line) std::getline(lines, each);
-    ranks.push_back({.transport = line[0],
-                     .device = c10::Device(line[1]),
-                     .device_name = line[2],
-                     .host = line[3],
-                     .levels = line[4],
-                     .started = std::stod(line[5])});
+    ranks.push_back({.transport = line[0], .device = c10::Device(line[1]), .device_name = line[2], .host = line[3], .levels = line[4]});
   }
   const auto& one = ranks.front();
   for (size_t rank = 0; rank < ranks.size(); rank++) {
@@ -193,7 +174,7 @@ void start_log(int rank) {
 /// Returns the world of a process that is all ranks, or the only one.
 Communicator started_alone(Communicator world, const InitOptions& options) {
   const std::vector<std::string> hosts(static_cast<size_t>(world.size()), own_host(options));
-  start_run(world.record(), start_of(world.local_ranks().front(), world.traits().name, hosts, run_start()));
+  start_run(world.record(), {.rank = world.local_ranks().front(), .engine = world.traits().name, .hosts = hosts});
   return world;
 }
 
@@ -266,14 +247,12 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
   const StorePtr own_store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", next_round(store, identity.rank)), store);
   const auto device = device_of(options, transport, local_rank_from_environment().value_or(identity.rank));
   const auto levels = most_levels();
-  const auto started = run_start();
   const auto ranks = introduce(own_store, identity,
                                {.transport = transport,
                                 .device = device,
                                 .device_name = name_on_host(device),
                                 .host = own_host(options),
-                                .levels = std::to_string(levels),
-                                .started = started},
+                                .levels = std::to_string(levels)},
                                wait);
   std::vector<std::string> host_names;
   for (const auto& each : ranks) host_names.push_back(each.host);
@@ -293,11 +272,8 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
       if (engine.device == device.type() && !device.is_cpu()) trouble = std::move(why);
       continue;
     }
-    const auto start = start_of(identity.rank, engine.name, host_names, ranks.front().started);
-    if (engine.connect == nullptr) {
-      const auto family = family_of(start, own_store);
-      return self_world(0, device, family).with_limit(options.operation_limit);
-    }
+    const RunStart start{.rank = identity.rank, .engine = std::string(engine.name), .hosts = host_names};
+    if (engine.connect == nullptr) return self_world(0, device, family_of(start, own_store)).with_limit(options.operation_limit);
     if (!trouble.empty()) {
       log(identity.rank == 0 ? LogLevel::Warning : LogLevel::Debug, fmt::format("{}; talking over {} instead", trouble, engine.name));
     }
@@ -364,15 +340,10 @@ Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Ini
     const auto prefix = fmt::format("tessera/world{}", next_round(group->getStore(), backend->getRank()));
     store = c10::make_intrusive<c10d::PrefixStore>(prefix, group->getStore());
   }
-  std::vector<std::string> hosts;
-  double started = 0;
-  for (const auto& words : exchange_over(*link, fmt::format("{:.6f}\n{}", run_start(), own_host(options)), options)) {
-    if (hosts.empty()) started = std::stod(words);
-    hosts.push_back(words.substr(words.find('\n') + 1));
-  }
+  const auto hosts = find_hosts(*link, options);
   const auto device = device_of(options, std::string(kAuto), local_rank_from_environment().value_or(backend->getRank()));
   return wrap({.name = backend->getBackendName(), .topology = topology_of(hosts), .device = device}, {.link = std::move(link)}, options,
-              store, start_of(backend->getRank(), backend->getBackendName(), hosts, started));
+              store, {.rank = backend->getRank(), .engine = backend->getBackendName(), .hosts = hosts});
 }
 
 Communicator init(const MpiCommunicator& communicator, const InitOptions& options) {

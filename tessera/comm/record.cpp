@@ -1,15 +1,13 @@
 #include "tessera/comm/record.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
+#include <fstream>
 #include <utility>
 
 #include "tessera/base/clock.h"
-#include "tessera/base/fd.h"
 #include "tessera/base/last_words.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/control/envelope.h"
@@ -18,13 +16,13 @@ namespace tessera {
 namespace {
 
 constexpr size_t kEntries = 16'384;
-constexpr size_t kDetails = 32;         // how many operations are kept with all that ranks compare of them
+constexpr size_t kDetailed = 32;      // how many operations are kept with all that ranks compare of them
 constexpr size_t kMostNames = 8192;
 constexpr double kSampling = 10e-3;  // seconds between two samples of the memory of the process
 
 // The only phase whose end is recorded: the library can't see where a forward pass ends.
 constexpr std::string_view kInBackward = "backward";
-constexpr std::string_view kActivities[] = {"pass", "", "unshard", "reduce", "optimizer"};
+constexpr std::string_view kActivities[] = {"pass", "unit", "unshard", "reduce", "optimizer", "collective", "memory"};
 
 uint64_t bytes_of(const Envelope& envelope) {
   switch (envelope.operation) {
@@ -45,7 +43,7 @@ struct Record::Details {
   Envelope envelope = {};
 };
 
-Record::Record() : ring_(new Entry[kEntries]), details_(kDetails), to_unix_(unix_now() - seconds_now()) {}
+Record::Record() : ring_(new Entry[kEntries]), details_(kDetailed), to_unix_(unix_now() - seconds_now()) {}
 Record::~Record() = default;
 
 /// Returns a copy of the text that lasts as long as the record.
@@ -54,153 +52,142 @@ const std::string* Record::kept(std::string_view text) {
   return &*names_.emplace(names_.size() < kMostNames ? text : "(another name)").first;
 }
 
-uint64_t Record::add(Activity activity, double now, const std::string* name, const std::string* phase) {
-  auto& entry = ring_[count_ % kEntries];
+Record::Entry& Record::add(Activity activity, double now, std::string_view name) {
+  auto& entry = ring_[count_++ % kEntries];
   entry = Entry();
   entry.began = entry.ended = now;
-  entry.name = name;
-  entry.phase = phase;
+  entry.name = kept(name);
+  entry.phase = pass_;
   entry.activity = activity;
-  return count_++;
+  return entry;
 }
 
-Record::Entry* Record::at(uint64_t entry) {
-  return entry < count_ && count_ - entry <= kEntries ? &ring_[entry % kEntries] : nullptr;
+uint64_t Record::open(Activity activity, double now, std::string_view name) {
+  spend(now);
+  open_.push_back({.entry = count_, .activity = activity});
+  add(activity, now, name);
+  return open_.back().entry;
 }
 
-void Record::leave(uint64_t& open, double now, std::vector<Entry>* over) {
-  if (open == 0) return;
-  if (auto* const entry = at(std::exchange(open, 0) - 1)) {
-    entry->ended = now;
-    entry->outcome = Outcome::Done;
-    if (over != nullptr && entry->activity == Activity::Unit) over->push_back(*entry);
+void Record::close(uint64_t number, double now, Outcome outcome) {
+  spend(now);
+  std::erase_if(open_, [&](const Open& each) { return each.entry == number; });
+  if (count_ - number > kEntries) return;  // later entries have taken its place
+  auto& entry = ring_[number % kEntries];
+  entry.ended = now;
+  entry.outcome = outcome;
+  if (is_logged(LogLevel::Debug)) tell(entry);
+}
+
+/// Ends the unit, and if it is the activity to end, also the pass.
+void Record::leave(Activity activity, double now) {
+  for (const auto each : {Activity::Unit, activity}) {
+    const auto found = std::ranges::find(open_, each, &Open::activity);
+    if (found != open_.end()) close(found->entry, now, Outcome::Done);
   }
+  if (activity == Activity::Pass) pass_ = nullptr;
 }
 
 /// Counts the time since the last call for what the program's thread has been doing.
 void Record::spend(double now) {
   if (since_ == 0) return;
   const auto passed = now - std::exchange(since_, now);
-  auto& seconds = [this]() -> double& {
-    if (open_.empty()) return pass_ != 0 ? times_.compute : times_.other;
-    const auto activity = open_.back().activity;
-    return activity == Activity::Unshard ? times_.unshard : activity == Activity::Reduce ? times_.reduce : times_.optimizer;
-  }();
+  if (open_.empty()) {
+    times_.other += passed;
+    return;
+  }
+  const auto activity = open_.back().activity;
+  auto& seconds = activity == Activity::Unshard     ? times_.unshard
+                  : activity == Activity::Reduce    ? times_.reduce
+                  : activity == Activity::Optimizer ? times_.optimizer
+                                                    : times_.compute;
   seconds += passed;
 }
 
-void Record::leave_pass(double now, std::vector<Entry>* over) {
-  leave(unit_entry_, now, over);
-  if (pass_ != 0) spend(now);
-  leave(pass_, now, over);
-}
-
 void Record::enter(std::string_view phase, std::string_view unit) {
-  const auto now = seconds_now();
-  sample_memory(now);
-  std::vector<Entry> over;
-  auto* const told = is_logged(LogLevel::Debug) ? &over : nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    is_inside_ = phase == kInBackward;
-    entered_ = now;
-    if (phase.empty()) {
-      leave_pass(now, told);
-    } else {
-      const auto *const name = kept(unit), *const pass = kept(phase);
-      phase_ = *pass;
-      unit_ = *name;
-      if (phase != kWriting) {
-        if (pass_ == 0 || pass_name_ != pass) {
-          leave_pass(now, told);
-          if (since_ == 0) since_ = now;
-          spend(now);
-          pass_ = add(Activity::Pass, now, pass, pass) + 1;
-          pass_name_ = pass;
-        }
-        leave(unit_entry_, now, told);
-        unit_entry_ = add(Activity::Unit, now, name, pass) + 1;
-      }
-    }
-  }
   if (!phase.empty()) note_place(phase, unit);
-  tell(over);
+  const std::lock_guard lock(mutex_);
+  const auto now = seconds_now();
+  if (now - sampled_ >= kSampling) {
+    sampled_ = now;
+    add(Activity::Memory, now, "process").bytes = resident_bytes();
+  }
+  is_inside_ = phase == kInBackward;
+  entered_ = now;
+  if (phase.empty()) {
+    leave(Activity::Pass, now);
+    return;
+  }
+  phase_ = phase;
+  unit_ = unit;
+  if (phase == kWriting) return;
+  if (pass_ == nullptr || *pass_ != phase) {
+    leave(Activity::Pass, now);
+    pass_ = kept(phase);
+    if (since_ == 0) since_ = now;
+    open(Activity::Pass, now, phase);
+  }
+  leave(Activity::Unit, now);
+  open(Activity::Unit, now, unit);
 }
 
 uint64_t Record::begin(Activity activity, std::string_view unit) {
+  const std::lock_guard lock(mutex_);
   const auto now = seconds_now();
-  std::vector<Entry> over;
-  uint64_t entry = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    if (activity == Activity::Optimizer && unit.empty()) leave_pass(now, is_logged(LogLevel::Debug) ? &over : nullptr);
-    spend(now);
-    entry = add(activity, now, kept(unit), pass_ != 0 ? pass_name_ : nullptr);
-    open_.push_back({.entry = entry, .activity = activity});
-  }
-  tell(over);
-  return entry;
+  if (activity == Activity::Optimizer && unit.empty()) leave(Activity::Pass, now);
+  return open(activity, now, unit);
 }
 
 uint64_t Record::begin(uint64_t group, const Envelope& envelope) {
-  const auto now = seconds_now();
   const std::lock_guard lock(mutex_);
-  const auto number = add(Activity::Operation, now, kept(envelope.unit.view()));
-  auto& entry = *at(number);
+  auto& entry = add(Activity::Operation, seconds_now(), envelope.unit.view());
   entry.group = group;
   entry.sequence = envelope.sequence;
   entry.bytes = bytes_of(envelope);
   entry.operation = envelope.operation;
-  details_[operations_++ % kDetails] = {.entry = number, .envelope = envelope};
-  return number;
+  details_[operations_++ % kDetailed] = {.entry = count_ - 1, .envelope = envelope};
+  return count_ - 1;
 }
 
 void Record::end(uint64_t number, Outcome outcome) {
-  const auto now = seconds_now();
-  std::vector<Entry> over;
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto found = std::ranges::find(open_, number, &Open::entry); found != open_.end()) {
-      spend(now);
-      open_.erase(found);
-    }
-    auto* const entry = at(number);
-    if (entry == nullptr) return;
-    entry->ended = now;
-    entry->outcome = outcome;
-    if (entry->activity != Activity::Operation && is_logged(LogLevel::Debug)) over.push_back(*entry);
-  }
-  tell(over);
+  const std::lock_guard lock(mutex_);
+  close(number, seconds_now(), outcome);
 }
 
 void Record::note_memory(std::string_view kind, uint64_t bytes) {
-  const auto now = seconds_now();
   const std::lock_guard lock(mutex_);
-  at(add(Activity::Memory, now, kept(kind)))->bytes = bytes;
+  add(Activity::Memory, seconds_now(), kind).bytes = bytes;
 }
 
-void Record::sample_memory(double now) {
-  const auto last = sampled_.load(std::memory_order_relaxed);
-  if (now >= last && now - last < kSampling) return;
-  sampled_ = now;
-  note_memory("process", resident_bytes());
+/// Logs a line: "step 3: unshard of 'layers.3' in backward took 1.200 ms".
+void Record::tell(const Entry& entry) const {
+  if (entry.activity == Activity::Pass || entry.activity == Activity::Operation) return;
+  const auto pass = entry.phase == nullptr ? std::string() : *entry.phase;
+  const bool is_unit = entry.activity == Activity::Unit;
+  auto text = is_unit ? pass : std::string(name(entry.activity));
+  if (!entry.name->empty()) text += fmt::format(" of '{}'", *entry.name);
+  if (!is_unit && !pass.empty()) text += " in " + pass;
+  log(LogLevel::Debug, "step {}: {} took {:.3f} ms", steps_, text, (entry.ended - entry.began) * 1e3);
 }
 
-/// Logs what is over as lines: "step 3: unshard of 'layers.3' in backward took 1.2 ms".
-void Record::tell(const std::vector<Entry>& over) const {
-  for (const auto& entry : over) {
-    const auto* const in = entry.phase == nullptr ? "" : entry.phase->c_str();
-    auto what = entry.activity == Activity::Unit ? std::string(in) : std::string(kActivities[static_cast<size_t>(entry.activity)]);
-    if (!entry.name->empty()) what += fmt::format(" of '{}'", *entry.name);
-    if (entry.activity != Activity::Unit && *in != '\0') what += fmt::format(" in {}", in);
-    log(LogLevel::Debug, "step {}: {} took {:.3f} ms", steps_.load(), what, (entry.ended - entry.began) * 1e3);
-  }
+void Record::add_optimizer(const void* optimizer, uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (optimizers_.empty()) counts_steps_ = nullptr;
+  optimizers_[optimizer] += bytes;
 }
 
 void Record::remove_optimizer(const void* optimizer) {
-  optimizers_--;
   const std::lock_guard lock(mutex_);
+  optimizers_.erase(optimizer);
   if (counts_steps_ == optimizer) counts_steps_ = nullptr;
+}
+
+void Record::end_backward(const void* model) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!optimizers_.empty()) return;
+  }
+  end_step(model);
 }
 
 void Record::end_step(const void* by) {
@@ -228,19 +215,23 @@ ModelFigures Record::figures() {
     return std::exchange(models_, {});
   }();
   std::erase_if(models, [&](const auto& count) { return !count(sum); });
-  const std::lock_guard lock(models_mutex_);
-  models_.insert(models_.begin(), models.begin(), models.end());
+  {
+    const std::lock_guard lock(models_mutex_);
+    models_.insert(models_.begin(), models.begin(), models.end());
+  }
+  const std::lock_guard lock(mutex_);
+  for (const auto& [optimizer, bytes] : optimizers_) sum.memory["optimizer"] += bytes;
   return sum;
 }
 
-Record::Times Record::take_times() {
+StepTimes Record::take_times() {
   const std::lock_guard lock(mutex_);
   spend(seconds_now());
   return std::exchange(times_, {});
 }
 
 std::string Record::place_now() const {
-  return unit_.empty() ? std::string(phase_) : fmt::format("{} of '{}'", phase_, unit_);
+  return unit_.empty() ? phase_ : fmt::format("{} of '{}'", phase_, unit_);
 }
 
 std::string Record::place() const {
@@ -250,33 +241,25 @@ std::string Record::place() const {
 
 Record::Snapshot Record::snapshot() const {
   const std::lock_guard lock(mutex_);
-  Snapshot result{.entries = {},
-                  .operations = {},
-                  .place = place_now(),
-                  .is_inside = is_inside_,
-                  .entered = entered_,
-                  .now = seconds_now(),
-                  .to_unix = to_unix_};
+  Snapshot result{{}, {}, place_now(), is_inside_, entered_, seconds_now(), to_unix_};
   const auto have = std::min<uint64_t>(count_, kEntries), first = count_ - have;
   result.entries.reserve(have);
   for (auto number = first; number < count_; number++) result.entries.push_back(ring_[number % kEntries]);
-  for (auto number = operations_ - std::min<uint64_t>(operations_, kDetails); number < operations_; number++) {
-    const auto& [entry, envelope] = details_[number % kDetails];
+  for (auto number = operations_ - std::min<uint64_t>(operations_, kDetailed); number < operations_; number++) {
+    const auto& [entry, envelope] = details_[number % kDetailed];
     if (entry >= first) result.operations.emplace_back(result.entries[entry - first], envelope.describe());
   }
   return result;
 }
 
+std::string_view name(Activity activity) {
+  return kActivities[static_cast<size_t>(activity)];
+}
+
 uint64_t resident_bytes() {
-  // Kept open, because it is read often, and also while the process ends.
-  static const auto& file = *new Fd(::open("/proc/self/statm", O_RDONLY | O_CLOEXEC));
-  char text[128];
-  const auto size = ::pread(file.get(), text, sizeof(text), 0);
-  const auto* const end = text + std::max<ssize_t>(size, 0);
-  uint64_t pages = 0;
-  const auto* const second = std::find(static_cast<const char*>(text), end, ' ');
-  if (second != end) std::from_chars(second + 1, end, pages);
-  return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  uint64_t pages = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident;
+  return resident * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
 }  // namespace tessera

@@ -11,7 +11,6 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -33,6 +32,7 @@
 namespace tessera {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(UnitFigures, name, parameters, unsharded, shard, dtype, residence, depth)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepTimes, steps, compute, unshard, reduce, optimizer, other)
 
 namespace {
 
@@ -48,25 +48,31 @@ std::vector<std::string> own_command() {
   return words;
 }
 
+/// Without what host_id() adds after a slash.
+std::string name_of_host(const std::string& host) {
+  return host.substr(0, host.find('/'));
+}
+
 /// Writes the files of this rank.
 class RunFiles : NoCopy {
  public:
   RunFiles(std::filesystem::path folder, std::shared_ptr<Record> record, const RunStart& start)
       : folder_(std::move(folder)), record_(std::move(record)), leads_(start.rank == 0) {
+    run_ = run_to_continue(folder_, restart_count());
     make_folder(folder_);
     const auto path = folder_ / fmt::format("rank-{}.jsonl", start.rank);
     lines_ = Fd(::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
     if (!lines_) throw IoError("{}", why_not_opened(path, errno));
     if (!leads_) return;
-    run_ = run_to_continue(folder_, restart_count());
-    if (run_.is_null()) run_ = {{"flops_per_step", nullptr}, {"peak_flops", nullptr}, {"units", json::array()}};
+    if (run_.is_null()) run_ = {{"started", unix_now()}, {"flops_per_step", nullptr}, {"peak_flops", nullptr}, {"units", json::array()}};
+    auto hosts = json::array();
+    for (const auto& host : start.hosts) hosts.push_back(name_of_host(host));
     run_.update({{"format", 1},
                  {"program", ::program_invocation_short_name},
                  {"command", own_command()},
-                 {"world", start.world},
-                 {"hosts", start.hosts},
+                 {"world", hosts.size()},
+                 {"hosts", hosts},
                  {"engine", start.engine},
-                 {"started", start.started},
                  {"ended", nullptr},
                  {"status", "runs"}});
     write_run(folder_, run_);
@@ -78,15 +84,13 @@ class RunFiles : NoCopy {
   void end_step() {
     const std::lock_guard lock(mutex_);
     const auto now = seconds_now();
-    const auto is_soon = [&](double last, double between) { return has_line_ && now >= last && now - last < between; };
-    if (is_soon(counted_, kBetweenCounts)) return;
+    if (counted_ != 0 && now - counted_ < kBetweenCounts) return;
     counted_ = now;
     now_ = record_->figures();
-    now_.memory["optimizer"] = static_cast<uint64_t>(record_->optimizer_bytes.load());
     for (const auto& [kind, bytes] : now_.memory) {
       if (kind != "unsharded") record_->note_memory(kind, bytes);
     }
-    if (is_soon(last_, kBetweenLines)) return;
+    if (last_ != 0 && now - last_ < kBetweenLines) return;
     last_ = now;
     try_to([&] { tell_units(); });
     try_to([&] { add_line(); });
@@ -134,23 +138,17 @@ class RunFiles : NoCopy {
     step_ += times.steps;
     auto bytes = now_.memory;
     bytes["process"] = resident_bytes();
-    json line = {{"time", unix_now()},
+    json line = times;
+    line.update({{"time", unix_now()},
                  {"step", step_},
-                 {"steps", times.steps},
                  {"seconds", times.compute + times.unshard + times.reduce + times.optimizer + times.other},
-                 {"compute", times.compute},
-                 {"unshard", times.unshard},
-                 {"reduce", times.reduce},
-                 {"optimizer", times.optimizer},
-                 {"other", times.other},
                  {"host", record_->host},
                  {"memory", bytes},
-                 {"place", record_->place()}};
+                 {"place", record_->place()}});
     for (const auto& [counter, count] : now_.counters) {
       const auto before = std::exchange(before_[counter], count);
       line[counter] = count >= before ? count - before : count;  // programs may reset counters
     }
-    has_line_ = true;
     const auto text = line.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
     if (::write(lines_.get(), text.data(), text.size()) != std::ssize(text)) throw IoError("{}", why_unwritable(errno));
   }
@@ -162,11 +160,11 @@ class RunFiles : NoCopy {
   std::timed_mutex mutex_;
   Fd lines_;
   json run_;  // run.json, on the rank that writes it
-  ModelFigures now_;  // when they were taken last, because models are gone when the process ends
+  ModelFigures now_;  // as they were taken last, because models are gone when the process ends
   std::map<std::string, uint64_t> before_;  // the counters at the last line
-  double last_ = 0, counted_ = 0;  // when the last line was written, and when figures were taken last
+  double last_ = 0, counted_ = 0;           // when the last line was written, and when figures were taken last
   uint64_t step_ = 0;
-  bool has_line_ = false, has_warned_ = false;
+  bool has_warned_ = false;
   std::atomic<bool> has_ended_ = false;
 };
 
@@ -193,19 +191,9 @@ void record_facts(const Communicator& world, const json& facts) {
   if (auto* const run = run_files.load(); run != nullptr && run->record() == world.record()) run->merge(facts);
 }
 
-double run_start() {
-  if (const auto folder = run_folder(); folder && run_files == nullptr) {
-    const auto run = run_to_continue(*folder, restart_count());
-    if (!run.is_null()) return run["started"].get<double>();
-  }
-  return unix_now();
-}
-
 void start_run(const std::shared_ptr<Record>& record, const RunStart& start) {
   record->rank = start.rank;
-  record->started = start.started;
-  const auto& host = start.hosts[static_cast<size_t>(start.rank)];
-  record->host = host;
+  record->host = name_of_host(start.hosts[static_cast<size_t>(start.rank)]);
   {
     const std::lock_guard lock(first_mutex);
     if (first() != nullptr) return;
@@ -214,7 +202,7 @@ void start_run(const std::shared_ptr<Record>& record, const RunStart& start) {
   const auto folder = run_folder();
   if (!folder) return;
   auto* const run = new RunFiles(*folder, record, start);
-  record->trace_folder = folder->string();
+  record->run = folder->string();
   record->on_step([run] { run->end_step(); });
   run_files = run;
   ::on_exit([](int status, void*) { run_files.load()->end(status == 0 ? "done" : "failed"); }, nullptr);

@@ -15,18 +15,13 @@ class Record;
 /// something, and only if the run of this world is recorded. Throws UsageError if `facts` is not an object.
 void record_facts(const Communicator& world, const nlohmann::json& facts);
 
-/// The unix time from which the times in traces count: the start of this process, or of the run that it continues. Throws ConfigError if
-/// the folder of TESSERA_RECORD has a finished run.
-double run_start();
-
 struct RunStart {
-  int rank = 0, world = 1;
+  int rank = 0;
   std::string engine;
-  std::vector<std::string> hosts;  // of each rank
-  double started = 0;              // run_start() of rank 0
+  std::vector<std::string> hosts;  // of each rank, as host_id() names them
 };
 /// Names the record. If TESSERA_RECORD is set and this is the first world of the process, writes the files until the process ends. Throws
-/// IoError if the folder can't be written.
+/// IoError if the folder can't be written, and ConfigError if it has a finished run.
 void start_run(const std::shared_ptr<Record>& record, const RunStart& start);
 
 /// The record of the first world of this process; null before there is one.

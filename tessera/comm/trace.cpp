@@ -4,20 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/run_folder.h"
 
 namespace tessera {
 namespace {
 
-constexpr const char* kCategories[] = {"pass", "unit", "unshard", "reduce", "optimizer", "collective"};
-
-std::string json_text(std::string_view text) {
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
+using nlohmann::json;
 
 /// Makes the events of one record.
 class Events {
@@ -39,14 +35,12 @@ class Events {
   /// Whole microseconds, so that spans which touch or contain each other still do so.
   int64_t microseconds(double time) const { return std::llround((time + offset_) * 1e6); }
 
-  void begin(std::string_view kind, size_t thread) {
-    fmt::format_to(std::back_inserter(text_), R"({}{{"ph":"{}","pid":{},"tid":{})", text_.empty() ? "" : ",\n", kind, rank_, thread);
+  void put(const char* kind, size_t thread, std::string_view name, json event) {
+    event.update({{"ph", kind}, {"pid", rank_}, {"tid", thread}, {"name", name}});
+    text_ += (text_.empty() ? "" : ",\n") + event.dump(-1, ' ', false, json::error_handler_t::replace);
   }
 
-  void describe(std::string_view what, size_t thread, std::string_view name) {
-    begin("M", thread);
-    fmt::format_to(std::back_inserter(text_), R"(,"name":"{}","args":{{"name":{}}}}})", what, json_text(name));
-  }
+  void describe(std::string_view kind, size_t thread, std::string_view name) { put("M", thread, kind, {{"args", {{"name", name}}}}); }
 
   /// The thread of a group. Each group runs one operation at a time, but groups run at the same time.
   size_t thread_of(uint64_t group) {
@@ -54,33 +48,31 @@ class Events {
     const auto thread = static_cast<size_t>(found - groups_.begin()) + 1;
     if (found != groups_.end()) return thread;
     groups_.push_back(group);
-    describe("thread_name", thread, thread == 1 ? std::string("communication") : fmt::format("communication {}", thread));
+    describe("thread_name", thread, thread == 1 ? "communication" : fmt::format("communication {}", thread));
     return thread;
   }
 
   void add(const Record::Entry& entry) {
-    const auto out = std::back_inserter(text_);
     const auto began = microseconds(entry.began);
     if (entry.activity == Activity::Memory) {
-      begin("C", 0);
-      fmt::format_to(out, R"(,"name":"memory","ts":{},"args":{{{}:{}}}}})", began, json_text(*entry.name), entry.bytes);
+      put("C", 0, "memory", {{"ts", began}, {"args", {{*entry.name, entry.bytes}}}});
       return;
     }
-    const bool is_operation = entry.activity == Activity::Operation;
-    const auto thread = is_operation ? thread_of(entry.group) : 0;
-    const auto* const category = kCategories[static_cast<size_t>(entry.activity)];
-    auto name = is_operation ? std::string(tessera::name(entry.operation)) : *entry.name;
-    if (entry.activity == Activity::Unshard || entry.activity == Activity::Reduce || name.empty()) name = category;
-    begin("X", thread);
-    fmt::format_to(out, R"(,"cat":"{}","name":{},"ts":{},"dur":{},"args":{{)", category, json_text(name), began,
-                   microseconds(end_of(entry)) - began);
-    if (is_operation) {
-      fmt::format_to(out, R"("operation":{},"unit":{},"group":"{:x}","sequence":{},"bytes":{}}}}})", json_text(name), json_text(*entry.name),
-                     entry.group, entry.sequence, entry.bytes);
-    } else {
-      const auto phase = entry.phase == nullptr ? std::string() : *entry.phase;
-      fmt::format_to(out, R"("unit":{},"pass":{}}}}})", json_text(entry.activity == Activity::Pass ? "" : *entry.name), json_text(phase));
+    const auto category = name(entry.activity);
+    json event = {{"cat", category}, {"ts", began}, {"dur", microseconds(end_of(entry)) - began}};
+    if (entry.activity == Activity::Operation) {
+      const auto operation = name(entry.operation);
+      event["args"] = {{"operation", operation},
+                       {"unit", *entry.name},
+                       {"group", fmt::format("{:x}", entry.group)},
+                       {"sequence", entry.sequence},
+                       {"bytes", entry.bytes}};
+      put("X", thread_of(entry.group), operation, std::move(event));
+      return;
     }
+    const bool is_pass = entry.activity == Activity::Pass;
+    event["args"] = {{"unit", is_pass ? "" : *entry.name}, {"pass", entry.phase == nullptr ? "" : *entry.phase}};
+    put("X", 0, is_pass || (entry.activity == Activity::Unit && !entry.name->empty()) ? *entry.name : category, std::move(event));
   }
 
   const Record::Snapshot shot_;
@@ -97,10 +89,12 @@ std::string trace_events(const Record& record, double base, double from) {
 }
 
 std::filesystem::path write_trace(const Record& record) {
-  const std::filesystem::path folder = record.trace_folder.empty() ? "tessera-trace" : record.trace_folder;
+  const std::filesystem::path folder = record.run.empty() ? "tessera-trace" : record.run;
   make_folder(folder);
+  const auto run = read_run(folder);
   auto path = std::filesystem::absolute(folder / fmt::format("trace-{}.json", record.rank));
-  write_text(path, fmt::format("{{\"traceEvents\":[\n{}\n]}}\n", trace_events(record, record.started)));
+  const auto base = run.is_null() ? 0 : run["started"].get<double>();
+  write_text(path, fmt::format("{{\"traceEvents\":[\n{}\n]}}\n", trace_events(record, base)));
   return path;
 }
 

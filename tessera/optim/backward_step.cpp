@@ -130,13 +130,7 @@ void Optimizer::BackwardStep::update(const Settings& settings, Section& section,
 
 Optimizer::~Optimizer() {
   if (backward_step_) backward_step_->forget_optimizer();
-  if (!record_) return;
-  record_->remove_optimizer(this);
-  for (const auto& group : groups_) {
-    for (const auto& section : group.sections) {
-      for (const auto& state : section.state) record_->optimizer_bytes -= static_cast<int64_t>(state.nbytes());
-    }
-  }
+  if (record_) record_->remove_optimizer(this);
 }
 
 void Optimizer::step_in_backward() {

@@ -131,7 +131,7 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std:
   if (seen.empty()) throw UsageError("an optimizer was given no parameters");
   if (worlds_.empty()) warn_of_ranks_apart(parameters_);
   record_ = worlds_.empty() ? first_record() : worlds_.front().record();
-  if (record_) record_->add_optimizer();
+  if (record_) record_->add_optimizer(this);
 }
 
 std::vector<Optimizer::Section> Optimizer::sections_of(std::vector<at::Tensor> parameters) const {
@@ -188,7 +188,7 @@ void Optimizer::make_state(Section& section) const {
       return at::zeros({(section.flat.numel() + kind.block - 1) / kind.block}, options);
     };
     section.state.push_back(disk_ ? zeros_on_disk(zeros(like.device(at::kMeta)), like, *disk_) : zeros(like));
-    if (record_) record_->optimizer_bytes += static_cast<int64_t>(section.state.back().nbytes());
+    if (record_) record_->add_optimizer(this, section.state.back().nbytes());
   }
 }
 

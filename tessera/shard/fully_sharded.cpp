@@ -4,10 +4,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <sstream>
 
 #include "tessera/base/error.h"
@@ -15,6 +13,7 @@
 #include "tessera/comm/fake/fake.h"
 #include "tessera/comm/groups/per_group.h"
 #include "tessera/comm/mesh.h"
+#include "tessera/comm/record.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
@@ -153,13 +152,6 @@ ShardOptions shard_options(const FullyShardedOptions& options, const Communicato
   return result;
 }
 
-/// Memory of this process that is in RAM, in MB.
-double resident_megabytes() {
-  int64_t pages = 0, resident = 0;
-  std::ifstream("/proc/self/statm") >> pages >> resident;
-  return static_cast<double>(resident) * static_cast<double>(::sysconf(_SC_PAGESIZE)) / 1e6;
-}
-
 std::string dtype_name(std::optional<at::ScalarType> dtype) {
   return c10::toString(dtype.value_or(at::kFloat));
 }
@@ -238,7 +230,7 @@ std::vector<std::pair<std::string, at::Tensor>> FullySharded::get_original_names
 }
 
 void FullySharded::print(const std::string& what) const {
-  log(LogLevel::Info, "{} ({}): {}, {:.1f} MB in memory", options_.debug_msg, class_name(*base_), what, resident_megabytes());
+  log(LogLevel::Info, "{} ({}): {}, {:.1f} MB in memory", options_.debug_msg, class_name(*base_), what, static_cast<double>(resident_bytes()) / 1e6);
 }
 
 FullySharded::Report::Report(const FullySharded& of) : of_(of) {

@@ -3,14 +3,13 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <string>
 
 #include "tessera/train/reporter.h"
 
 namespace tessera::train {
 
-/// The run is in the experiment Default and is called as the program. A job that is resumed by the same command, but for --resume, continues
-/// its run. In names, characters that MLflow refuses become '_'.
+/// The run is in the experiment Default and is called as the program. A job that is resumed writes another run. In names, characters that
+/// MLflow refuses become '_'.
 class MlFlowReporter : public Reporter {
  public:
   explicit MlFlowReporter(const std::filesystem::path& store, const ReporterOptions& options = {});
@@ -20,8 +19,6 @@ class MlFlowReporter : public Reporter {
  private:
   enum class Status { Running = 1, Finished = 3, Failed = 4 };  // MLflow's numbers
   void write_meta(Status status) const;
-  std::filesystem::path metric(std::string name) const;
-  void drop_what_is_made_again(const ReporterOptions& options) const;
 
   std::filesystem::path run_;  // the folder of the run; empty on other ranks than 0
   int64_t started_ = 0;        // in milliseconds, as all times of MLflow

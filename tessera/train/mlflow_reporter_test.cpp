@@ -4,8 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
-
 #include "tessera/base/error.h"
 #include "tests/testing/folder.h"
 #include "tests/testing/run_program.h"
@@ -58,29 +56,6 @@ TEST(MlFlowReports, AreReadByMlflow) {
                              name +
                              R"(", "RUNNING", {"loss": [[1, 2.0]]}]]])"
                              "\n");
-}
-
-TEST(MlFlowReports, ResumedRunHasEachStepOnce) {
-  const Folder store;
-  {
-    MlFlowReporter first(store.path());
-    for (int step = 1; step <= 4; step++) first.write(step, {{"loss", 1}});
-    first.write(1, {{"accuracy", 1}});
-    first.write(2, {{"accuracy", 1}});
-    first.write(4, {{"new", 1}});
-  }
-  const auto run = runs_in(store).front();
-  std::ofstream(run / "metrics/loss", std::ios::app) << "17 0.";  // cut off by a crash
-  MlFlowReporter second(store.path(), {.first_step = 3, .first_of = {{"accuracy", 2}}});
-  second.write(3, {{"loss", 2}});
-  EXPECT_EQ(runs_in(store).size(), 1U);
-  EXPECT_THAT(read_file(run / "metrics/loss"), MatchesRegex("[0-9]+ 1 1\n[0-9]+ 1 2\n[0-9]+ 2 3\n"));
-  EXPECT_THAT(read_file(run / "metrics/accuracy"), MatchesRegex("[0-9]+ 1 1\n"));
-  EXPECT_FALSE(std::filesystem::exists(run / "metrics/new"));
-  EXPECT_THAT(read_file(run / "meta.yaml"), HasSubstr("\nstatus: 1\n"));
-  MlFlowReporter(store.path()).write(1, {{"loss", 3}});  // begins anew
-  EXPECT_EQ(runs_in(store).size(), 2U);
-  EXPECT_THAT(read_file(run / "metrics/loss"), HasSubstr(" 2 3\n"));
 }
 
 TEST(MlFlowReports, OfARunThatFailsSaySo) {

@@ -10,6 +10,7 @@
 #include <cctype>
 #include <chrono>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "tessera/base/error.h"
@@ -18,9 +19,6 @@
 
 namespace tessera::train {
 namespace {
-
-constexpr size_t kLongestRequest = 8192;
-constexpr std::chrono::seconds kRequestLimit(2);
 
 std::string prometheus_name(std::string_view name) {
   std::string result = "tessera_";
@@ -63,14 +61,12 @@ void PrometheusReporter::write(int64_t step, const Values& values) {
 }
 
 std::string PrometheusReporter::page() const {
-  std::string run, text;
-  for (const char c : std::string_view(program_invocation_short_name)) {
-    if (c == '\\' || c == '"') run += '\\';
-    run += c == '\n' ? ' ' : c;
-  }
+  using nlohmann::json;
+  const auto run = json(program_invocation_short_name).dump(-1, ' ', false, json::error_handler_t::replace);
+  std::string text;
   const std::lock_guard lock(mutex_);
   for (const auto& [name, number] : newest_)
-    text += fmt::format("# TYPE {} gauge\n{}{{run=\"{}\"}} {}\n", name, name, run, shortest_text(number));
+    text += fmt::format("# TYPE {0} gauge\n{0}{{run={1}}} {2}\n", name, run, shortest_text(number));
   return text;
 }
 
@@ -84,19 +80,18 @@ void PrometheusReporter::serve() const {
   }
 }
 
-/// One client at a time, because a scrape is short. One that is slow holds up the others for a few seconds.
+/// One client at a time, because a scrape is short. One that is slow holds up the others for some seconds.
 void PrometheusReporter::answer(const Fd& client) const {
   constexpr timeval kPatient{.tv_sec = 1, .tv_usec = 0};
   for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO}) ::setsockopt(client.get(), SOL_SOCKET, option, &kPatient, sizeof kPatient);
-  const auto limit = std::chrono::steady_clock::now() + kRequestLimit;
   std::string request;
-  while (request.find("\r\n\r\n") == std::string::npos) {
-    std::array<char, 1024> part{};
+  for (int parts = 0; request.find("\r\n\r\n") == std::string::npos; parts++) {
+    std::array<char, 4096> part{};
     const auto count = ::recv(client.get(), part.data(), part.size(), 0);
-    if (count <= 0 || request.size() > kLongestRequest || std::chrono::steady_clock::now() > limit) return;
+    if (count <= 0 || parts == 4) return;
     request.append(part.data(), static_cast<size_t>(count));
   }
-  const bool is_known = request.starts_with("GET /metrics ") || request.starts_with("GET /metrics?");
+  const bool is_known = request.starts_with("GET /metrics");
   const auto body = is_known ? page() : "the numbers of the run are at GET /metrics\n";
   const auto text = fmt::format(
       "HTTP/1.1 {}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",

@@ -26,38 +26,34 @@ std::optional<double> peak_of_environment() {
 }  // namespace
 
 Utilisation::Utilisation(const Communicator& world, at::ScalarType dtype)
-    : world_(world), dtype_(dtype), given_peak_(peak_of_environment()), is_done_(world.traits().traces || world.traits().simulated) {}
+    : world_(world), dtype_(dtype), own_peak_(peak_of_environment()), is_done_(world.traits().traces || world.traits().simulated) {}
 
 void Utilisation::step_begins() {
-  if (!is_done_ && steps_ > 0) counter_.emplace();
+  if (!is_done_ && !is_first_) counter_.emplace();
 }
 
 bool Utilisation::step_ended(int64_t batches) {
-  steps_++;
+  is_first_ = false;
   if (!counter_) return false;
-  measure(batches);
-  return true;
-}
-
-void Utilisation::measure(int64_t batches) {
   const double flops = counter_->flops();
   counter_.reset();
   is_done_ = true;
-  const at::TensorOptions options(world_.traits().device);
-  if (!given_peak_) {
+  const auto device = world_.traits().device;
+  if (!own_peak_) {
     world_.barrier({.unit = "utilisation"});  // so that all ranks compute at once
-    given_peak_ = product_speed(options.dtype(dtype_), world_.traits().device.is_cpu() ? 512 : 4096);
+    own_peak_ = product_speed(at::TensorOptions(device).dtype(dtype_), device.is_cpu() ? 512 : 4096);
   }
-  const auto sums = at::tensor({flops, *given_peak_}, at::kDouble).to(world_.traits().device);
+  const auto sums = at::tensor({flops, *own_peak_}, at::kDouble).to(device);
   world_.all_reduce(sums, {}, {.unit = "utilisation"}).wait();
-  flops_of_batch_ = sums[0].item<double>() / static_cast<double>(batches);
-  peak_ = sums[1].item<double>();
-  record_facts(world_, {{"flops_per_step", sums[0].item<double>()}, {"peak_flops", peak_}});
+  const auto flops_of_all = sums[0].item<double>(), peak = sums[1].item<double>();
+  utilisation_of_batch_ = flops_of_all / static_cast<double>(batches) / peak;
+  record_facts(world_, {{"flops_per_step", flops_of_all}, {"peak_flops", peak}});
+  return true;
 }
 
 std::optional<Value> Utilisation::at(double batches_per_second) const {
-  if (!(flops_of_batch_ > 0)) return std::nullopt;
-  return Value{.name = "mfu", .value = flops_of_batch_ * batches_per_second / peak_, .unit = Unit::Part};
+  if (!(utilisation_of_batch_ > 0)) return std::nullopt;
+  return Value{.name = "mfu", .value = utilisation_of_batch_ * batches_per_second, .unit = Unit::Part};
 }
 
 }  // namespace tessera::train

@@ -33,15 +33,12 @@ class Utilisation : NoCopy {
   std::optional<Value> at(double batches_per_second) const;
 
  private:
-  void measure(int64_t batches);
-
   const Communicator world_;
   const at::ScalarType dtype_;
-  std::optional<double> given_peak_;  // of this rank
+  std::optional<double> own_peak_;  // operations per second of this rank
   std::optional<simulate::FlopCounter> counter_;
-  int64_t steps_ = 0;
-  bool is_done_;
-  double flops_of_batch_ = 0, peak_ = 0;  // of all ranks
+  bool is_first_ = true, is_done_;
+  double utilisation_of_batch_ = 0;  // if each took a second
 };
 
 }  // namespace tessera::train

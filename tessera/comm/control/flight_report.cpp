@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/words.h"
@@ -13,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<const char*, 3> kOutcomes = {"running", "done", "failed"};
+constexpr const char* kOutcomes[] = {"running", "done", "failed"};
 
 std::string time_text(double seconds) {
   if (seconds < 1e-3) return fmt::format("{:.0f} us", seconds * 1e6);
@@ -99,14 +98,10 @@ std::string flight_report(const std::map<int, std::string>& texts, int world_siz
   std::map<int, Rank> ranks;
   for (const auto& [number, text] : texts) ranks.emplace(number, json::parse(text).get<Rank>());
   std::string report;
+  for (const auto& [number, rank] : ranks) report += fmt::format("rank {} {}\n", number, where(rank));
   std::vector<int> silent;
   for (int number = 0; number < world_size; number++) {
-    const auto found = ranks.find(number);
-    if (found == ranks.end()) {
-      silent.push_back(number);
-    } else {
-      report += fmt::format("rank {} {}\n", number, where(found->second));
-    }
+    if (!ranks.contains(number)) silent.push_back(number);
   }
   if (!silent.empty()) report += fmt::format("{} did not answer\n", name_ranks(silent));
   report += differences(ranks);

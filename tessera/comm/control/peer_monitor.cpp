@@ -121,7 +121,7 @@ struct PeerMonitor::State {
 
   /// Writes the trace if the incident asks for it, and returns where.
   std::string trace(const std::string& incident) const try {
-    if (!incident.starts_with(kSignal) && record->trace_folder.empty()) return {};
+    if (!incident.starts_with(kSignal) && record->run.empty()) return {};
     return write_trace(*record).string();
   } catch (const std::exception& error) {
     return first_line(error);

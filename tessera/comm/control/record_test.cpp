@@ -98,7 +98,7 @@ void train(Record& record) {
 TEST(Records, CountEachSecondOfTheProgramOnce) {
   const StoppedClock clock;
   Record record;
-  record.add_optimizer();
+  record.add_optimizer(&record);
   train(record);
   record.end_step(&clock);
   record.end_step(&record);  // a second optimizer
