@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
+#include <utility>
 
 namespace tessera::cli::reports {
 namespace {
@@ -45,39 +45,29 @@ bool is_forward_pass(const TraceEvent& event) {
 
 void add_costs(const RecordedRun& run, Analysis& all) {
   std::map<std::string, UnitCost> costs;
-  double forwards = 0, ranks = 0;
+  const auto traced = static_cast<double>(std::ranges::count_if(run.ranks, [](const auto& rank) { return last_steps(rank.events).steps > 0; }));
   for (const auto& rank : run.ranks) {
     const auto steps = last_steps(rank.events);
-    if (steps.steps == 0) continue;
-    ranks++;
-    const auto each = 1.0 / steps.steps;
+    const auto each = 1 / (traced * steps.steps);
     const auto waits = waits_in(rank.events);
     for (const auto& event : rank.events) {
       if (event.begin < steps.begin || event.begin >= steps.end) continue;
       const auto seconds = (event.end - event.begin) * each;
-      if (is_forward_pass(event)) forwards += each;
+      if (is_forward_pass(event)) all.forwards += each;
       auto& cost = costs[event.unit.empty() && event.category == "unit" ? event.name : event.unit];
       if (event.category == "unit") cost.compute += seconds;
-      if (event.category == "unshard") cost.unshard_wait += seconds;
-      if (event.category == "reduce") cost.reduce_wait += seconds;
+      if (event.category == "unshard" || event.category == "reduce") cost.waits += seconds;
       if (event.operation != "all_gather") continue;
-      cost.gathers += each, cost.bytes += event.bytes * each, cost.transfer += (event.end - event.ready) * each;
+      cost.gathers += each, cost.transfer += (event.end - event.ready) * each;
       const auto waited = waited_in(waits, event.ready, event.end) * each;
-      cost.transfer_wait += waited;
+      cost.transfer_waits += waited;
       // Late: the program waits for it already, or begins to before a quarter of its transfer could be done.
       const auto wait = std::ranges::upper_bound(waits, event.begin, {}, &TraceEvent::end);
       if (wait != waits.end() && wait->unit == event.unit && wait->begin < event.begin + (event.end - event.ready) / 4)
-        cost.late_wait += waited;
+        cost.late_waits += waited;
     }
   }
-  for (const auto& unit : run.units) {
-    auto cost = costs[unit.name];
-    for (const auto part : {&UnitCost::gathers, &UnitCost::transfer, &UnitCost::bytes, &UnitCost::compute, &UnitCost::unshard_wait,
-                            &UnitCost::reduce_wait, &UnitCost::transfer_wait, &UnitCost::late_wait})
-      cost.*part /= std::max(1.0, ranks);
-    all.units.push_back(cost);
-  }
-  if (ranks > 0) all.forwards = std::max(1.0, forwards / ranks);
+  for (const auto& unit : run.units) all.units.push_back(costs[unit.name]);
 }
 
 /// A rank waits for the last one that begins a collective, as far as its program waits at all.
@@ -123,10 +113,6 @@ double middle_value(std::vector<double> values) {
   return *middle;
 }
 
-double Analysis::waits_for(int rank) const {
-  return std::accumulate(waited.begin(), waited.end(), 0.0, [&](double sum, const auto& row) { return sum + row[rank]; });
-}
-
 StepWindow last_steps(const std::vector<TraceEvent>& events, int most) {
   std::vector<double> ends;  // of steps: of the last event of the optimizer, or else of backward, before another forward pass or the end
   double optimizer = -1;
@@ -151,7 +137,8 @@ Analysis analysed(const RecordedRun& run) {
     auto& total = all.totals.emplace_back(sum_of_lines(rank.lines));
     if (total.steps > 0) step_seconds.push_back(total.per_step(total.seconds));
     all.steps = std::max(all.steps, total.step);
-    if (total.memory["process"] > all.totals[all.peak_rank].memory["process"]) all.peak_rank = static_cast<int>(all.totals.size()) - 1;
+    if (total.memory["process"] > all.peak_bytes)
+      all.peak_rank = static_cast<int>(all.totals.size()) - 1, all.peak_bytes = total.memory["process"];
   }
   all.step_seconds = middle_value(step_seconds);
   const auto flops = run.facts.value("flops_per_step", nlohmann::json()), peak = run.facts.value("peak_flops", nlohmann::json());
