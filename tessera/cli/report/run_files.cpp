@@ -29,6 +29,10 @@ std::filesystem::path trace_file(const RecordedRun& run, int rank) {
   return run.folder / fmt::format("trace-{}.json", rank);
 }
 
+json trace_events(const RecordedRun& run, int rank) {
+  return std::move(json::parse(InputFile(trace_file(run, rank)).read_all()).at("traceEvents"));
+}
+
 /// The text of a file; of Extent::Ends, about the last `end` bytes.
 std::string end_of_file(const std::filesystem::path& path, Extent extent, uint64_t end) {
   if (!size_of_file(path)) return {};
@@ -57,7 +61,7 @@ void for_each_line(const std::string& file, const std::string& lines, std::vecto
 void read_trace(RecordedRun& run, int number) try {
   auto& rank = run.ranks[number];
   if (!size_of_file(trace_file(run, number))) return;
-  for (const auto& event : json::parse(InputFile(trace_file(run, number)).read_all()).at("traceEvents")) {
+  for (const auto& event : trace_events(run, number)) {
     const auto kind = event.value("ph", ""), name = event.value("name", "");
     const auto args = event.value("args", json::object());
     const auto begin = event.value("ts", 0.0) / 1e6, end = begin + event.value("dur", 0.0) / 1e6;
@@ -170,7 +174,7 @@ std::optional<std::filesystem::path> write_merged_trace(const RecordedRun& run) 
   std::string text, separator = "\n";
   for (int rank = 0; rank < run.world(); rank++) {
     if (has_no_trace(run.ranks[rank])) continue;
-    for (auto& event : json::parse(InputFile(trace_file(run, rank)).read_all()).at("traceEvents")) {
+    for (auto& event : trace_events(run, rank)) {
       if (event.contains("ts")) event["ts"] = event["ts"].get<double>() + run.moved.at(run.ranks[rank].host) * 1e6;
       text += std::exchange(separator, ",\n") + event.dump(-1, ' ', false, json::error_handler_t::replace);
     }
