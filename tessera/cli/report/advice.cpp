@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "tessera/base/words.h"
 #include "tessera/cli/report/analysis.h"
@@ -13,20 +14,12 @@ std::string percent(double part) {
   return fmt::format("{:.0f} %", part * 100);
 }
 
-/// Seconds in a step of a rank that has made steps.
-struct RankTimes {
-  int rank = 0;
-  double compute = 0, waits = 0, other = 0;
-};
-
 /// Looks for one cause after the other.
 class Adviser {
  public:
   Adviser(const RecordedRun& run, const Analysis& all) : run_(run), all_(all), step_(all.step_seconds) {
     for (int rank = 0; rank < run.world(); rank++) {
-      const auto& total = all.totals[rank];
-      if (total.steps == 0) continue;
-      ranks_.push_back({rank, total.per_step(total.compute), total.per_step(total.unshard + total.reduce), total.per_step(total.other)});
+      if (all.ranks[rank].steps > 0) numbers_.push_back(rank), ranks_.push_back(all.ranks[rank]);
     }
   }
 
@@ -45,24 +38,25 @@ class Adviser {
   }
 
  private:
-  double middle(double RankTimes::*time) const {
+  template <class Part>
+  double middle(Part part) const {
     std::vector<double> values;
-    for (const auto& rank : ranks_) values.push_back(rank.*time);
+    for (const auto& rank : ranks_) values.push_back(std::invoke(part, rank));
     return middle_value(values);
   }
 
   /// Looks for ranks that compute clearly longer than the median while others wait.
   bool slow_rank() {
-    const auto median = middle(&RankTimes::compute), longest_wait = std::ranges::max(ranks_, {}, &RankTimes::waits).waits;
+    const auto median = middle(&RankLine::compute), longest_wait = std::ranges::max(ranks_, {}, &RankLine::waits).waits();
     std::vector<int> slow;
-    for (const auto& rank : ranks_) {
-      if (rank.compute > 1.15 * median && longest_wait - rank.waits > 0.05 * step_) slow.push_back(rank.rank);
+    for (size_t i = 0; i < ranks_.size(); i++) {
+      if (ranks_[i].compute > 1.15 * median && longest_wait - ranks_[i].waits() > 0.05 * step_) slow.push_back(numbers_[i]);
     }
     if (slow.empty()) return false;
-    const auto& own = *std::ranges::find(ranks_, slow.front(), &RankTimes::rank);
+    const auto& own = all_.ranks[slow.front()];
     double lost = 0;
-    for (const auto& rank : ranks_) lost += std::max(0.0, rank.waits - own.waits);
-    found_.push_back({"slow-rank", fmt::format("Slow: {} on {}, for which the others wait", name_ranks(slow), run_.ranks[own.rank].host),
+    for (const auto& rank : ranks_) lost += std::max(0.0, rank.waits() - own.waits());
+    found_.push_back({"slow-rank", fmt::format("Slow: {} on {}, for which the others wait", name_ranks(slow), own.host),
                       fmt::format("It computes {} in a step, the median rank {}. The others together lose {} in each step.",
                                   seconds_text(own.compute), seconds_text(median), seconds_text(lost)),
                       "Measure the machines: tessera test --speed. Look for other programs on that host, and for more data on that rank.",
@@ -72,15 +66,15 @@ class Adviser {
   }
 
   void uneven_work() {
-    size_t lines = run_.ranks[ranks_.front().rank].lines.size();
-    for (const auto& rank : ranks_) lines = std::min(lines, run_.ranks[rank.rank].lines.size());
-    double longer = 0;  // by which part of a step the longest computes longer than the median
-    for (size_t i = 1; i < lines; i++) {
-      std::vector<double> here;
-      for (const auto& rank : ranks_) here.push_back(run_.ranks[rank.rank].lines[i].per_step(run_.ranks[rank.rank].lines[i].compute));
-      longer += (std::ranges::max(here) - middle_value(here)) / step_ / static_cast<double>(lines - 1);
+    std::map<size_t, std::vector<double>> computing;  // of each rank in the same line, but for the first
+    for (const int rank : numbers_) {
+      const auto& lines = run_.ranks[rank].lines;
+      for (size_t i = 1; i < lines.size(); i++) computing[i].push_back(lines[i].per_step(lines[i].compute));
     }
-    const auto waits = middle(&RankTimes::waits) / step_;
+    double longer = 0;  // by which part of a step the longest computes longer than the median
+    for (const auto& [line, seconds] : computing)
+      longer += (std::ranges::max(seconds) - middle_value(seconds)) / step_ / static_cast<double>(computing.size());
+    const auto waits = middle(&RankLine::waits) / step_;
     if (longer < 0.1 || waits < 0.1) return;
     found_.push_back({"uneven-work", "Ranks get unequal work, each time another one the most",
                       fmt::format("The longest computes {} of a step longer than the median; ranks wait {} of the time.", percent(longer),
@@ -131,34 +125,36 @@ class Adviser {
   }
 
   void lost_prefetches() {
-    RankLine sum;
-    for (const auto& total : all_.totals)
-      sum.steps += total.steps, sum.gathers += total.gathers, sum.misses += total.misses, sum.cancelled += total.cancelled;
-    const bool has_left_out_start = run_.ranks[ranks_.front().rank].lines.size() > 2;  // the first step foresees nothing
-    if (has_left_out_start && sum.per_step(sum.misses) > 0.5) {
+    double gathers = 0, misses = 0, cancelled = 0;  // in a step of the mean rank
+    for (const auto& rank : ranks_) {
+      const auto part = 1 / static_cast<double>(ranks_.size());
+      gathers += rank.gathers * part, misses += rank.misses * part, cancelled += rank.cancelled * part;
+    }
+    const bool has_left_out_start = run_.ranks[numbers_.front()].lines.size() > 2;  // the first step foresees nothing
+    if (has_left_out_start && misses > 0.5) {
       found_.push_back({"order-not-foreseen", "Units are used in changing order",
-                        fmt::format("{:.1f} uses in a step were not foreseen, so nothing was gathered ahead.", sum.per_step(sum.misses)),
+                        fmt::format("{:.1f} uses in a step were not foreseen, so nothing was gathered ahead.", misses),
                         "Call modules in the same order in each step, or make one unit of those that change places."});
     }
-    if (sum.cancelled > 0.05 * sum.gathers && sum.per_step(sum.cancelled) > 0.5) {
+    if (cancelled > 0.5 && cancelled > 0.05 * gathers) {
       found_.push_back({"prefetches-cancelled", "Units are gathered ahead and not used",
-                        fmt::format("{} of {:.0f} gathers were cancelled.", percent(sum.cancelled / sum.gathers), sum.gathers),
-                        "Prefetch less far, options.schedule = {.prefetch_depth = 1}; evaluate between steps."});
+                        fmt::format("{:.1f} of {:.1f} gathers in a step were cancelled.", cancelled, gathers),
+                        "options.schedule = {.prefetch_depth = 1};"});
     }
   }
 
   void communication() {
-    const auto& least = *std::ranges::min_element(ranks_, {}, &RankTimes::waits);
-    if (least.waits < 0.4 * step_ || least.waits < least.compute) return;
+    const auto least = std::ranges::min(ranks_, {}, &RankLine::waits);
+    if (least.waits() < 0.4 * step_ || least.waits() < least.compute) return;
     found_.push_back({"communication-bound", "Steps are mostly communication",
-                      fmt::format("Even rank {}, which waits least, waits {} of a step and computes {}.", least.rank,
-                                  percent(least.waits / step_), percent(least.compute / step_)),
+                      fmt::format("Even the rank that waits least waits {} of a step and computes {}.", percent(least.waits() / step_),
+                                  percent(least.compute / step_)),
                       "options.mixed_precision = {.param_dtype = at::kBFloat16};\noptions.reshard_after_forward = false;\n"
                       "or accumulate gradients over several batches."});
   }
 
   void program() {
-    if (const auto other = middle(&RankTimes::other) / step_; other > 0.15)
+    if (const auto other = middle(&RankLine::other) / step_; other > 0.15)
       found_.push_back({"data-loading", "Steps wait for the program itself, probably for data",
                         fmt::format("{} of a step is neither computing nor waiting for ranks nor the optimizer.", percent(other)),
                         "Load with more threads, data::LoaderOptions{.workers = 4, .ahead = 8}; report, evaluate and save less often."});
@@ -171,7 +167,8 @@ class Adviser {
   const RecordedRun& run_;
   const Analysis& all_;
   double step_;
-  std::vector<RankTimes> ranks_;
+  std::vector<int> numbers_;     // of the ranks that have made steps
+  std::vector<RankLine> ranks_;  // and their mean steps
   std::vector<Advice> found_;
 };
 

@@ -20,7 +20,7 @@ struct UnitCost {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(UnitCost, gathers, transfer, compute, waits, transfer_waits, late_waits)
 
 struct Analysis {
-  std::vector<RankLine> totals;             // of each rank; without its first line, which has the start, where there are others
+  std::vector<RankLine> ranks;              // the mean step of each, the number of steps, and the most memory
   double step_seconds = 0;                  // of the median rank
   int64_t steps = 0;                        // the last step of all ranks
   double mfu = 0;                           // 0 if unknown

@@ -37,11 +37,11 @@ double rounded(double value) {
 
 /// All ranks; or some of them, at equal distances, and the one that computes longest and the one with most memory.
 std::vector<int> shown_ranks(const Analysis& all) {
-  const auto world = static_cast<int>(all.totals.size()), shown = std::min(world, kShownRanks);
+  const auto world = static_cast<int>(all.ranks.size()), shown = std::min(world, kShownRanks);
   std::set<int> ranks;
   for (int i = 0; i < shown; i++) ranks.insert(static_cast<int>(int64_t{i} * world / shown));
-  const auto slowest = std::ranges::max_element(all.totals, {}, [](const RankLine& total) { return total.per_step(total.compute); });
-  ranks.insert({static_cast<int>(slowest - all.totals.begin()), all.peak_rank});
+  const auto slowest = std::ranges::max_element(all.ranks, {}, &RankLine::compute);
+  ranks.insert({static_cast<int>(slowest - all.ranks.begin()), all.peak_rank});
   return {ranks.begin(), ranks.end()};
 }
 
@@ -59,22 +59,17 @@ json curve_of(const Points& points) {
   return curve;
 }
 
-/// Curves of each kind of memory of the largest process in the last step, or over the run if it has no trace.
+/// Curves of each kind of memory of the largest process in the last step.
 json memory_of(const RecordedRun& run, const Analysis& all) {
   const auto& rank = run.ranks[all.peak_rank];
   const auto step = last_steps(rank.events, 1);
   std::map<std::string, std::vector<std::pair<double, double>>> kinds;
-  const auto add = [&](double time, const MemoryKinds& memory) {
-    for (const auto& [kind, bytes] : memory) kinds[kind].emplace_back(rounded(time), bytes);
-  };
   for (const auto& [time, memory] : rank.memory) {
-    if (time >= step.begin && time <= step.end) add(time - step.begin, memory);
+    for (const auto& [kind, bytes] : memory) {
+      if (time >= step.begin && time <= step.end) kinds[kind].emplace_back(rounded(time - step.begin), bytes);
+    }
   }
-  const bool is_of_step = !kinds.empty();
-  for (const auto& line : rank.lines) {
-    if (!is_of_step) add(line.time, line.memory);
-  }
-  json data = {{"rank", all.peak_rank}, {"of", is_of_step ? "the last step" : "the run"}, {"kinds", json::object()}};
+  json data = {{"rank", all.peak_rank}, {"peak", all.peak_bytes}, {"kinds", json::object()}};
   for (const auto& [kind, points] : kinds) data["kinds"][kind] = curve_of(points);
   return data;
 }
@@ -82,18 +77,15 @@ json memory_of(const RecordedRun& run, const Analysis& all) {
 /// The last step: [begin, duration, kind, name] in microseconds.
 json timeline_of(const RecordedRun& run, const std::vector<int>& shown) {
   StepWindow window;
-  for (const int rank : shown) {
-    if (window.steps == 0) window = last_steps(run.ranks[rank].events, 1);
-  }
+  for (const int rank : shown) window = window.steps > 0 ? window : last_steps(run.ranks[rank].events, 1);
   auto rows = json::array();
   for (const int rank : shown) {
     auto segments = json::array();
     for (const auto& event : run.ranks[rank].events) {
       if (event.end <= window.begin || event.begin >= window.end || event.category == "pass") continue;
+      const auto name = event.unit.empty() ? event.name : event.unit;
       segments.push_back({std::lround((event.begin - window.begin) * 1e6), std::lround((event.end - event.begin) * 1e6), event.category,
-                          event.category == "collective" ? event.operation + " " + event.unit
-                          : event.unit.empty()           ? event.name
-                                                         : event.unit});
+                          event.category == "collective" ? event.operation + " " + name : name});
     }
     if (!segments.empty()) rows.push_back({{"rank", rank}, {"segments", segments}});
   }
@@ -108,7 +100,6 @@ json data_of(const RecordedRun& run, const Analysis& all, const std::vector<Advi
                {"notes", run.notes},
                {"steps", all.steps},
                {"step_seconds", all.step_seconds},
-               {"peak_memory", {{"rank", all.peak_rank}, {"bytes", all.peak_bytes}}},
                {"mfu", all.mfu},
                {"advice", advice},
                {"metrics", json::object()},
@@ -119,10 +110,10 @@ json data_of(const RecordedRun& run, const Analysis& all, const std::vector<Advi
                {"timeline", timeline_of(run, shown)}};
   data["facts"].erase("units");
   for (int rank = 0; rank < run.world(); rank++) {
-    json row = all.totals[rank];
+    json row = all.ranks[rank];
     double waited = 0;
     for (const auto& other : all.waited) waited += other[rank];
-    row.update({{"rank", rank}, {"host", run.ranks[rank].host}, {"others_waited", rounded(waited)}});
+    row.update({{"rank", rank}, {"others_waited", rounded(waited)}});
     data["ranks"].push_back(row);
   }
   for (size_t i = 0; i < run.units.size(); i++) {

@@ -15,7 +15,7 @@ namespace tessera::cli::reports {
 /// Bytes by kind, such as "process" or "unsharded".
 using MemoryKinds = std::map<std::string, double>;
 
-/// A line of rank-R.jsonl: sums over some steps. Also the sum of several lines; its memory is then the largest of each kind.
+/// A line of rank-R.jsonl: sums over some steps.
 struct RankLine {
   double time = 0, seconds = 0, compute = 0, unshard = 0, reduce = 0, optimizer = 0, other = 0;
   int64_t step = 0, steps = 0;
@@ -23,6 +23,7 @@ struct RankLine {
   std::string host, place;
   MemoryKinds memory;
 
+  double waits() const { return unshard + reduce; }
   double per_step(double value) const { return steps > 0 ? value / static_cast<double>(steps) : 0; }
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(RankLine, time, seconds, compute, unshard, reduce, optimizer, other, step, steps, gathers,
