@@ -114,7 +114,7 @@ torch::nn::Sequential wide_blocks() {
 TEST(Describe, AdvisesAModelOfOneUnitToMakeUnitsOfItsBlocks) {
   with_ranks(2, [](const Communicator& world) {
     const auto model = wide_blocks();
-    fully_shard(model, {.mesh = world, .residence = Residence::Gathered});
+    fully_shard(model, {.mesh = world, .start = Start::FromRank0, .residence = Residence::Gathered});
     EXPECT_THAT(describe(*model), ::testing::EndsWith(R"(
 advice: The model is one unit. All 6342.1 kB of its parameters are whole at once. With 6
   modules of class WideBlock as units, of at most 1057.0 kB each, the peak would be
@@ -127,7 +127,7 @@ advice: The model is one unit. All 6342.1 kB of its parameters are whole at once
 TEST(Describe, SaysWhatUnitsCostAndHasNoAdviceForAModelThatIsDividedWell) {
   with_ranks(2, [](const Communicator& world) {
     auto model = wide_blocks();
-    fully_shard(model, {.mesh = world, .residence = Residence::Gathered}, wrap_classes({"WideBlock"}));
+    fully_shard(model, {.mesh = world, .start = Start::FromRank0, .residence = Residence::Gathered}, wrap_classes({"WideBlock"}));
     for (int i = 0; i < 3; i++) model->forward(torch::ones({2, 64})).sum().backward();
     EXPECT_THAT(describe(*model),
                 ::testing::AllOf(::testing::HasSubstr("         6  3171.0 kB\n"), ::testing::Not(::testing::HasSubstr("advice"))));
