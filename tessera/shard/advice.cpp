@@ -62,9 +62,10 @@ void find_large_unit(const std::vector<UnitFacts>& units, size_t at, double proc
   const auto& unit = units[at];
   const auto before = expected_peak(units);
   std::vector<uint64_t> others;
-  uint64_t total = unit.bytes, peak = 0;
+  uint64_t total = 0, peak = 0;
   for (const auto& other : units) {
-    if (&other != &unit) others.push_back(other.bytes), total += other.bytes;
+    total += other.bytes;
+    if (&other != &unit) others.push_back(other.bytes);
   }
   std::ranges::sort(others);
   const auto usual = others.empty() ? 0 : others[(others.size() - 1) / 2];
@@ -73,16 +74,16 @@ void find_large_unit(const std::vector<UnitFacts>& units, size_t at, double proc
   if (process > 0 && static_cast<double>(unit.bytes) < kPartOfProcess * process && unit.waits < kLargeWait) return;
   const auto parts = parts_that_lower_the_peak(units, at, peak);
   if (parts.empty() && !unit.class_name.empty()) return;  // a large layer, which can't be divided
-  auto evidence = others.empty() ? fmt::format("All {} of its parameters are whole at once.", size_text(unit.bytes))
-                                 : fmt::format("It has {}, {:.0f} % of the peak of unsharded units; half of the others have at most {}.",
-                                               size_text(unit.bytes), 100 * ratio_of(unit.bytes, before), size_text(usual));
+  auto evidence = fmt::format("{} of its parameters are whole at once, {:.0f} % of the peak of unsharded units.", size_text(unit.bytes),
+                              100 * ratio_of(unit.bytes, before));
   if (unit.waits > 0) evidence += fmt::format(" Steps wait {:.0f} % of their time for it.", 100 * unit.waits);
   std::set<std::string> classes;
   for (const auto& part : parts) classes.insert(part.class_name);
   evidence += parts.empty() ? " Make units of the modules in it."
                             : fmt::format(" With {} of class {} as units, of at most {} each, the peak would be {} in place of {}.",
                                           counted(std::ssize(parts), "module"), fmt::join(classes, ", "),
-                                          size_text(std::ranges::max(parts, {}, &PartFacts::bytes).bytes), size_text(peak), size_text(before));
+                                          size_text(std::ranges::max(parts, {}, &PartFacts::bytes).bytes), size_text(peak),
+                                          size_text(before));
   for (const auto& other : units) {
     if (!is_of_whole_model(other, units) && !other.class_name.empty()) classes.insert(other.class_name);
   }
@@ -108,14 +109,14 @@ void find_small_units(const std::vector<UnitFacts>& units, double process, std::
   }
   if (names.size() < 4 || 2 * names.size() < units.size() || (process > 0 && waits < kSmallWaits)) return;
   const auto left = static_cast<int64_t>(std::ceil(bytes / (8 * kBytesWorthStart)));
-  auto evidence = fmt::format("They have less than {}, so that a transfer takes longer to start than for its bytes: {}. As {} they would save "
-                              "{} collectives a step.",
-                              size_text(kBytesWorthStart), some_of(names), counted(left, "unit"), kCollectives * (std::ssize(names) - left));
+  auto evidence = fmt::format("They have less than {}, sent sooner than a transfer starts: {}. As {} they would save {} collectives a step.",
+                              size_text(kBytesWorthStart), some_of(names), counted(left, "unit"),
+                              kCollectives * (std::ssize(names) - left));
   if (waits > 0) evidence += fmt::format(" Steps wait {:.0f} % of their time for them.", 100 * waits);
-  const auto policy = classes.contains("") ? "" : fmt::format("auto policy = tessera::wrap_classes({{\"{}\"}});\n", fmt::join(classes, "\", \""));
+  const auto policy = fmt::format("auto policy = tessera::wrap_classes({{\"{}\"}});\n", fmt::join(classes, "\", \""));
   found.push_back({"units-too-small", fmt::format("{} of {} units are too small", names.size(), units.size()), evidence,
-                   fmt::format("{}policy.merge_below = {};  // values\ntessera::fully_shard(model, options, policy);", policy,
-                               2 * kBytesWorthStart),
+                   fmt::format("{}policy.merge_below = {};  // values\ntessera::fully_shard(model, options, policy);",
+                               classes.contains("") ? "" : policy, 2 * kBytesWorthStart),
                    names});
 }
 

@@ -34,8 +34,8 @@ struct Advice {
   std::vector<int> ranks = {};
 };
 
-/// Names a unit that is too large ("one-unit", "unit-too-large"), and units that are too small ("units-too-small"). The units are in the order
-/// of the model, outer units before inner ones. `process` is the memory of the largest process of a measured run, 0 if nothing was measured.
+/// Finds units that are too large ("one-unit", "unit-too-large") or too small ("units-too-small"). They are in the order of the model,
+/// outer units before inner ones. `process` is the memory of the largest process of a measured run, 0 if nothing was measured.
 std::vector<Advice> advice_on_units(const std::vector<UnitFacts>& units, double process = 0);
 
 }  // namespace tessera

@@ -120,7 +120,7 @@ class Adviser {
     if (names.empty()) return;
     found_.push_back({"double-unshards", "Units are gathered more often than twice",
                       fmt::format("Up to {:.1f} gathers for a forward and backward pass: {}.", most, some_of(names)),
-                      "Let a segment of checkpointing be a whole unit; set .reshard_after_forward = false for a unit that several modules use.",
+                      "Let a segment of checkpointing be a whole unit; or options.reshard_after_forward = false;",
                       names});
   }
 

@@ -7,9 +7,8 @@
 namespace tessera::cli::reports {
 namespace {
 
-constexpr double RankLine::*kParts[] = {&RankLine::seconds,   &RankLine::compute, &RankLine::unshard,    &RankLine::reduce,
-                                        &RankLine::optimizer, &RankLine::other,   &RankLine::gathers,    &RankLine::reductions,
-                                        &RankLine::misses,    &RankLine::cancelled, &RankLine::gathered_bytes};
+constexpr double RankLine::*kParts[] = {&RankLine::seconds, &RankLine::compute, &RankLine::unshard, &RankLine::reduce, &RankLine::optimizer,
+                                        &RankLine::other, &RankLine::gathers, &RankLine::misses, &RankLine::cancelled};
 
 /// The mean step of a rank, without its first line, which has the start, where there are others.
 RankLine mean_step(const RecordedRank& rank) {
@@ -49,7 +48,8 @@ bool is_forward_pass(const TraceEvent& event) {
 
 void add_costs(const RecordedRun& run, Analysis& all) {
   std::map<std::string, UnitCost> costs;
-  const auto traced = static_cast<double>(std::ranges::count_if(run.ranks, [](const auto& rank) { return last_steps(rank.events).steps > 0; }));
+  double traced = 0;
+  for (const auto& rank : run.ranks) traced += last_steps(rank.events).steps > 0 ? 1 : 0;
   for (const auto& rank : run.ranks) {
     const auto steps = last_steps(rank.events);
     const auto each = 1 / (traced * steps.steps);

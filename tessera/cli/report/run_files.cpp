@@ -120,7 +120,7 @@ void align_clocks(RecordedRun& run) {
   for (auto& [host, differences] : later) {
     std::ranges::nth_element(differences, differences.begin() + std::ssize(differences) / 2);
     run.moved[host] = -differences[differences.size() / 2];
-    run.notes.push_back(fmt::format("The clock of {} is ahead of that of {} by {:.6f} s, and was corrected", host, first, -run.moved[host]));
+    run.notes.push_back(fmt::format("The clock of {} is ahead by {:.6f} s, and was corrected", host, -run.moved[host]));
   }
   for (auto& rank : run.ranks) {
     const auto moved = run.moved[rank.host];

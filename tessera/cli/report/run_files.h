@@ -19,7 +19,7 @@ using MemoryKinds = std::map<std::string, double>;
 struct RankLine {
   double time = 0, seconds = 0, compute = 0, unshard = 0, reduce = 0, optimizer = 0, other = 0;
   int64_t step = 0, steps = 0;
-  double gathers = 0, reductions = 0, gathered_bytes = 0, misses = 0, cancelled = 0;
+  double gathers = 0, misses = 0, cancelled = 0;
   std::string host, place;
   MemoryKinds memory;
 
@@ -27,7 +27,7 @@ struct RankLine {
   double per_step(double value) const { return steps > 0 ? value / static_cast<double>(steps) : 0; }
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(RankLine, time, seconds, compute, unshard, reduce, optimizer, other, step, steps, gathers,
-                                                reductions, gathered_bytes, misses, cancelled, host, place, memory)
+                                                misses, cancelled, host, place, memory)
 
 /// An "X" event of a trace; times are in seconds since the run started.
 struct TraceEvent {
