@@ -109,9 +109,9 @@ void find_small_units(const std::vector<UnitFacts>& units, double process, std::
   }
   if (names.size() < 4 || 2 * names.size() < units.size() || (process > 0 && waits < kSmallWaits)) return;
   const auto left = static_cast<int64_t>(std::ceil(bytes / (8 * kBytesWorthStart)));
-  auto evidence = fmt::format("They have less than {}, sent sooner than a transfer starts: {}. As {} they would save {} collectives a step.",
-                              size_text(kBytesWorthStart), some_of(names), counted(left, "unit"),
-                              kCollectives * (std::ssize(names) - left));
+  auto evidence = fmt::format(
+      "They have less than {}, so that a transfer is mostly its start: {}. As {} they would save {} collectives a step.",
+      size_text(kBytesWorthStart), some_of(names), counted(left, "unit"), kCollectives * (std::ssize(names) - left));
   if (waits > 0) evidence += fmt::format(" Steps wait {:.0f} % of their time for them.", 100 * waits);
   const auto policy = fmt::format("auto policy = tessera::wrap_classes({{\"{}\"}});\n", fmt::join(classes, "\", \""));
   found.push_back({"units-too-small", fmt::format("{} of {} units are too small", names.size(), units.size()), evidence,

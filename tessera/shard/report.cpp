@@ -122,7 +122,7 @@ void add_parts(UnitFacts& facts, const Unit& unit, const torch::nn::Module& modu
   }
 }
 
-std::vector<UnitFacts> facts_of(ConstModuleRef model, const std::vector<InTree>& tree) {
+std::vector<UnitFacts> facts_of_units(ConstModuleRef model, const std::vector<InTree>& tree) {
   std::vector<UnitFacts> facts;
   for (const auto& in_tree : tree) facts.push_back(unit_facts(in_tree));
   const auto add_class = [&](const torch::nn::Module& module) {
@@ -199,7 +199,7 @@ std::string describe(ConstModuleRef module) {
                      counted(buffers, "value"), total.gathered_bytes == 0 ? "nothing" : size_text(total.gathered_bytes)) +
          fmt::format("peak of unsharded units {}, uses not foreseen {}, prefetches cancelled {}\n", size_text(total.peak_unsharded_bytes),
                      total.misses, total.cancelled) +
-         advice_lines(advice_on_units(facts_of(module, tree)));
+         advice_lines(advice_on_units(facts_of_units(module, tree)));
 }
 
 }  // namespace tessera

@@ -50,8 +50,8 @@ class Page(Report):
         (empty / "run.json").write_text(json.dumps({"format": 1, "world": 2, "status": "runs", "started": 1764500000.0}))
         for run in (sick, healthy, empty):
             self.report(run)
-        self.report(sick, healthy, "--out", self.folder / "both.html")
-        pages = {sick / "report.html": 7, healthy / "report.html": 6, empty / "report.html": 0, self.folder / "both.html": 10}
+        self.report(healthy, sick)
+        pages = {sick / "report.html": 7, healthy / "report.html": 6, empty / "report.html": 0, healthy / "comparison.html": 10}
         with Browser(sys.argv[3]) as browser:
             for page, drawings in pages.items():
                 for width, theme in ((360, "dark"), (1280, "light")) if page.parent.name != "sick" else ((360, "light"), (360, "dark"), (1280, "light"), (1280, "dark")):

@@ -154,7 +154,6 @@ std::string page_with(std::string data) {
 
 struct ReportFlags {
   std::vector<std::string> runs;
-  std::string out;
   bool as_json = false;
 };
 
@@ -171,8 +170,7 @@ int report(const ReportFlags& flags) {
   }
   auto text = data.dump(flags.as_json ? 1 : -1, ' ', false, json::error_handler_t::replace);
   if (flags.as_json) return fmt::print("{}\n", text), 0;
-  const auto page = flags.runs.size() > 1 ? "comparison.html" : "report.html";
-  const auto file = flags.out.empty() ? std::filesystem::path(flags.runs.front()) / page : std::filesystem::path(flags.out);
+  const auto file = std::filesystem::path(flags.runs.front()) / (flags.runs.size() > 1 ? "comparison.html" : "report.html");
   write_text(file, page_with(std::move(text)));
   fmt::print("page   {}\n", file.string());
   return 0;
@@ -184,12 +182,10 @@ int report(const ReportFlags& flags) {
 void add_report_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("report", "Makes a page and a trace of runs that launch --record has recorded, with advice");
   const auto flags = std::make_shared<reports::ReportFlags>();
-  command->add_option("RUN", flags->runs, "The folder of a run; several are compared")->required();
+  command->add_option("RUN", flags->runs, "The folder of a run; several are compared, in comparison.html of the first")->required();
   command->add_flag("--json", flags->as_json, "Print the data that the page shows, as JSON, and write nothing");
-  command->add_option("--out", flags->out, "Where to write the page; RUN/report.html, or RUN/comparison.html of several runs, unless given")
-      ->type_name("FILE");
-  command->footer(Help::footer_of({"tessera launch -n 4 --record run ./train", "tessera report run",
-                                   "tessera report run other-run --out compared.html", "tessera report run --json >run.json"}));
+  command->footer(Help::footer_of({"tessera launch -n 4 --record run ./train", "tessera report run", "tessera report run other-run",
+                                   "tessera report run --json >run.json"}));
   command->callback([&chosen, flags] { chosen = [flags] { return reports::report(*flags); }; });
 }
 
