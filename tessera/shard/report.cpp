@@ -5,9 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
-#include <map>
-#include <ranges>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -58,7 +55,7 @@ Row row_of(Unit& unit, size_t depth) {
           fmt::format("{}", fmt::join(dtypes, "+")),
           fmt::format("{}{}", memory.residence, memory.disk ? ", disk" : ""),
           fmt::format("{}", counters.gathers),
-          fmt::format("{}", counters.reductions)};
+          size_text(counters.gathered_bytes)};
 }
 
 /// Whether the unit was made from the model itself. Such a unit is named after the model's class; any other is named after its path in the
@@ -103,93 +100,43 @@ uint64_t bytes_below(const Unit& unit, const std::string& prefix) {
   return bytes;
 }
 
-UnitFacts unit_facts(const InTree& in_tree, double steps) {
+UnitFacts unit_facts(const InTree& in_tree) {
   auto& unit = *in_tree.unit;
-  const bool is_whole = unit.mesh().shard().size() == 1;  // on every rank, so that nothing is unsharded
-  UnitFacts facts{.name = unit.name(), .bytes = is_whole ? 0 : bytes_below(unit, ""), .is_frozen = true, .depth = in_tree.depth};
-  facts.is_node_shared = is_whole || unit.memory().residence == "node-shared";
-  for (const auto& group : unit.groups()) {
-    for (const auto& parameter : group.parameters) facts.is_tied |= !parameter.other_names.empty();
-    for (const auto& parameter : group.listed()) facts.is_frozen &= !parameter.shard.requires_grad();
-  }
+  const bool is_gathered = unit.mesh().shard().size() > 1 && unit.memory().residence != "node-shared";
   const LockedState state(unit);
-  facts.keeps = state->settings.reshard_after_forward.keeps(/*is_root=*/false);
-  if (steps > 0) {
-    facts.gathers = static_cast<double>(unit.counters().gathers) / steps;
-    facts.received = static_cast<double>(unit.counters().gathered_bytes) / steps;
-  }
-  return facts;
+  return {.name = unit.name(),
+          .bytes = is_gathered ? bytes_below(unit, "") : 0,
+          .depth = in_tree.depth,
+          .keeps = state->settings.reshard_after_forward.keeps(/*is_root=*/false)};
 }
 
-/// Lists the modules below `module`, whose unit this is, down to modules that have units of their own. `path`: of the module in the model,
-/// `local`: below the unit's module.
-void add_parts(UnitFacts& facts, const Unit& unit, const torch::nn::Module& module, const std::string& path, const std::string& local,
-               size_t depth) {
+/// Lists the modules below `module`, whose unit this is, down to modules that have units of their own. `path` is below the unit's module.
+void add_parts(UnitFacts& facts, const Unit& unit, const torch::nn::Module& module, const std::string& path, size_t depth) {
   for (const auto& child : module.named_children()) {
-    if (boundary_of(*child.value()).is_sharded) continue;
-    PartFacts part{.path = path_below(path, child.key()), .class_name = class_name(*child.value()), .depth = depth};
-    const auto inside = path_below(local, child.key());
-    part.bytes = bytes_below(unit, inside + ".");
-    const auto& name = part.class_name;
-    const bool is_container = name == "ModuleList" || name == "ModuleDict" || name == "Sequential";
-    if (part.bytes == 0) continue;
+    const auto inside = path_below(path, child.key());
+    const PartFacts part{.class_name = class_name(*child.value()), .bytes = bytes_below(unit, inside + "."), .depth = depth};
+    if (part.bytes == 0 || boundary_of(*child.value()).is_sharded) continue;
+    const bool is_container = part.class_name == "ModuleList" || part.class_name == "ModuleDict" || part.class_name == "Sequential";
     if (!is_container) facts.parts.push_back(part);
-    add_parts(facts, unit, *child.value(), part.path, inside, depth + (is_container ? 0 : 1));
+    add_parts(facts, unit, *child.value(), inside, depth + (is_container ? 0 : 1));
   }
 }
 
-ModelFacts model_facts(ConstModuleRef model, const std::vector<InTree>& tree) {
-  static const std::string kSeveral = "?";
-  ModelFacts facts;
-  for (const auto& [unit, depth] : tree) {
-    const auto lock = unit->schedule()->lock();
-    facts.steps = std::max(facts.steps, static_cast<double>(unit->counters().reductions));
-    facts.ranks = std::max(facts.ranks, unit->mesh().shard().size());
-  }
-  for (const auto& in_tree : tree) facts.units.push_back(unit_facts(in_tree, facts.steps));
-  const auto add_classes = [&](const torch::nn::Module& module, const std::string& path) {
+std::vector<UnitFacts> facts_of_units(ConstModuleRef model, const std::vector<InTree>& tree) {
+  std::vector<UnitFacts> facts;
+  for (const auto& in_tree : tree) facts.push_back(unit_facts(in_tree));
+  const auto add_class = [&](const torch::nn::Module& module) {
     for (const auto& unit : units_of(module)) {
-      const auto at = static_cast<size_t>(std::ranges::find(tree, unit, &InTree::unit) - tree.begin());
-      if (at == tree.size()) continue;
-      auto& own = facts.units[at];
-      const auto name = class_name(module);
-      const bool is_first = own.class_name.empty();
-      own.class_name = is_first || own.class_name == name ? name : kSeveral;
-      if (is_first && unit->name().find('+') == std::string::npos) add_parts(own, *unit, module, path, {}, 1);
+      const auto at = std::ranges::find(tree, unit, &InTree::unit) - tree.begin();
+      const bool is_of_several = unit->name().find('+') != std::string::npos;
+      if (at == std::ssize(tree) || is_of_several || !facts[at].class_name.empty()) continue;
+      facts[at].class_name = class_name(module);
+      add_parts(facts[at], *unit, module, {}, 1);
     }
   };
-  add_classes(*model, {});
-  for (const auto& item : model->named_modules(/*name_prefix=*/{}, /*include_self=*/false)) add_classes(*item.value(), item.key());
-  // Classes that several units have can't be named to divide one of them.
-  std::map<std::string, std::set<std::string>> holders;
-  for (const auto& unit : facts.units) {
-    for (const auto& part : unit.parts) holders[part.class_name].insert(unit.name);
-  }
-  for (auto& unit : facts.units) {
-    if (unit.class_name == kSeveral) unit.class_name.clear();
-    for (auto& part : unit.parts) part.is_elsewhere = holders[part.class_name].size() > 1;
-  }
-  const auto total = counters(model);
-  facts.misses = total.misses;
-  facts.cancelled = total.cancelled;
+  add_class(*model);
+  for (const auto& module : model->modules(/*include_self=*/false)) add_class(*module);
   return facts;
-}
-
-/// The units that receive the most in a step.
-std::string costs_of(const ModelFacts& model, uint64_t peak) {
-  constexpr size_t kShown = 5;
-  auto units = model.units;
-  std::erase_if(units, [](const UnitFacts& unit) { return unit.received == 0; });
-  if (units.empty()) return {};
-  std::ranges::stable_sort(units, std::greater(), &UnitFacts::received);
-  std::vector<std::array<std::string, 4>> rows = {{"a step", "of the peak", "unshards", "received"}};
-  for (const auto& unit : units | std::views::take(kShown)) {
-    const auto share = 100.0 * static_cast<double>(unit.bytes) / static_cast<double>(std::max(peak, uint64_t{1}));
-    rows.push_back({shown_name(unit.name, 0), unit.is_node_shared ? "-" : fmt::format("{:.0f} %", share),
-                    fmt::format("{:.1f}", unit.gathers), size_text(static_cast<uint64_t>(unit.received))});
-  }
-  const auto others = std::ssize(units) - std::ssize(rows) + 1;
-  return table_of(rows, "<>>>") + (others > 0 ? fmt::format("... and {} more\n", others) : "");
 }
 
 std::string advice_lines(const std::vector<Advice>& advice) {
@@ -197,7 +144,7 @@ std::string advice_lines(const std::vector<Advice>& advice) {
   std::string text;
   for (const auto& item : advice) {
     std::string line = "advice:";
-    for (const auto& word : words_in(item.text)) {
+    for (const auto& word : words_in(item.title + ". " + item.evidence)) {
       if (line.size() + word.size() >= kMostColumns) text += std::exchange(line, " ") + '\n';
       line += ' ' + word;
     }
@@ -237,7 +184,7 @@ void reset_counters(ModuleRef module) {
 }
 
 std::string describe(ConstModuleRef module) {
-  std::vector<Row> rows = {{"unit", "parameters", "unsharded", "shard", "dtype", "residence", "unshards", "reduced"}};
+  std::vector<Row> rows = {{"unit", "parameters", "unsharded", "shard", "dtype", "residence", "unshards", "received"}};
   int64_t parameters = 0, buffers = 0;
   const auto tree = in_tree_order(units(module));
   for (const auto& [unit, depth] : tree) {
@@ -246,14 +193,13 @@ std::string describe(ConstModuleRef module) {
   }
   if (rows.size() == 1) return "no module here is sharded; call tessera::fully_shard first\n";
   const auto total = counters(module);
-  const auto facts = model_facts(module, tree);
   for (const auto& buffer : module->buffers()) buffers += buffer.numel();
   return table_of(rows, kAlignments) +
          fmt::format("{} in {}, {} in buffers; {} received\n", counted(parameters, "parameter"), counted(std::ssize(rows) - 1, "unit"),
                      counted(buffers, "value"), total.gathered_bytes == 0 ? "nothing" : size_text(total.gathered_bytes)) +
          fmt::format("peak of unsharded units {}, uses not foreseen {}, prefetches cancelled {}\n", size_text(total.peak_unsharded_bytes),
                      total.misses, total.cancelled) +
-         costs_of(facts, total.peak_unsharded_bytes) + advice_lines(advice_for(facts));
+         advice_lines(advice_on_units(facts_of_units(module, tree)));
 }
 
 }  // namespace tessera

@@ -20,8 +20,8 @@ struct ModelCounters {
 ModelCounters counters(ConstModuleRef module);
 void reset_counters(ModuleRef module);
 
-/// A table of the units with their sizes and counters, indented as their modules nest; then the units that receive the most in a step, and
-/// advice (advice.h) with the lines to change, if another division would save much. For people to read; the format may change.
+/// A table of the units with their sizes and counters, indented as their modules nest; then advice (advice.h) with the lines to change, if
+/// another division would save much. For people to read; the format may change.
 std::string describe(ConstModuleRef module);
 
 }  // namespace tessera

@@ -2,25 +2,28 @@
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
+#include <utility>
 
 namespace tessera::cli::reports {
 namespace {
 
-RankLine sum_of_lines(const std::vector<RankLine>& lines) {
-  RankLine sum;
-  for (size_t i = 0; i < lines.size(); i++) {
-    const auto& line = lines[i];
-    for (const auto& [kind, bytes] : line.memory) sum.memory[kind] = std::max(sum.memory[kind], bytes);
-    sum.time = line.time, sum.step = line.step, sum.place = line.place, sum.host = line.host;
-    if (i == 0 && lines.size() >= 3) continue;  // the start, whose first step is like no other
-    sum.steps += line.steps;
-    for (const auto part :
-         {&RankLine::seconds, &RankLine::compute, &RankLine::unshard, &RankLine::reduce, &RankLine::optimizer, &RankLine::other,
-          &RankLine::gathers, &RankLine::reductions, &RankLine::gathered_bytes, &RankLine::misses, &RankLine::cancelled})
-      sum.*part += line.*part;
+constexpr double RankLine::*kParts[] = {&RankLine::seconds, &RankLine::compute, &RankLine::unshard, &RankLine::reduce, &RankLine::optimizer,
+                                        &RankLine::other, &RankLine::gathers, &RankLine::misses, &RankLine::cancelled};
+
+/// The mean step of a rank, without its first line, which has the start, where there are others.
+RankLine mean_step(const RecordedRank& rank) {
+  RankLine mean;
+  for (size_t i = 0; i < rank.lines.size(); i++) {
+    const auto& line = rank.lines[i];
+    for (const auto& [kind, bytes] : line.memory) mean.memory[kind] = std::max(mean.memory[kind], bytes);
+    mean.time = line.time, mean.step = line.step, mean.place = line.place;
+    if (i == 0 && rank.lines.size() >= 3) continue;
+    mean.steps += line.steps;
+    for (const auto part : kParts) mean.*part += line.*part;
   }
-  return sum;
+  for (const auto part : kParts) mean.*part = mean.per_step(mean.*part);
+  mean.host = rank.host;
+  return mean;
 }
 
 /// The waits of a rank's program, which do not overlap, in their order.
@@ -45,39 +48,30 @@ bool is_forward_pass(const TraceEvent& event) {
 
 void add_costs(const RecordedRun& run, Analysis& all) {
   std::map<std::string, UnitCost> costs;
-  double forwards = 0, ranks = 0;
+  double traced = 0;
+  for (const auto& rank : run.ranks) traced += last_steps(rank.events).steps > 0 ? 1 : 0;
   for (const auto& rank : run.ranks) {
     const auto steps = last_steps(rank.events);
-    if (steps.steps == 0) continue;
-    ranks++;
-    const auto each = 1.0 / steps.steps;
+    const auto each = 1 / (traced * steps.steps);
     const auto waits = waits_in(rank.events);
     for (const auto& event : rank.events) {
       if (event.begin < steps.begin || event.begin >= steps.end) continue;
       const auto seconds = (event.end - event.begin) * each;
-      if (is_forward_pass(event)) forwards += each;
+      if (is_forward_pass(event)) all.forwards += each;
       auto& cost = costs[event.unit.empty() && event.category == "unit" ? event.name : event.unit];
       if (event.category == "unit") cost.compute += seconds;
-      if (event.category == "unshard") cost.unshard_wait += seconds;
-      if (event.category == "reduce") cost.reduce_wait += seconds;
+      if (event.category == "unshard" || event.category == "reduce") cost.waits += seconds;
       if (event.operation != "all_gather") continue;
-      cost.gathers += each, cost.bytes += event.bytes * each, cost.transfer += (event.end - event.ready) * each;
+      cost.gathers += each, cost.transfer += (event.end - event.ready) * each;
       const auto waited = waited_in(waits, event.ready, event.end) * each;
-      cost.transfer_wait += waited;
+      cost.transfer_waits += waited;
       // Late: the program waits for it already, or begins to before a quarter of its transfer could be done.
       const auto wait = std::ranges::upper_bound(waits, event.begin, {}, &TraceEvent::end);
       if (wait != waits.end() && wait->unit == event.unit && wait->begin < event.begin + (event.end - event.ready) / 4)
-        cost.late_wait += waited;
+        cost.late_waits += waited;
     }
   }
-  for (const auto& unit : run.units) {
-    auto cost = costs[unit.name];
-    for (const auto part : {&UnitCost::gathers, &UnitCost::transfer, &UnitCost::bytes, &UnitCost::compute, &UnitCost::unshard_wait,
-                            &UnitCost::reduce_wait, &UnitCost::transfer_wait, &UnitCost::late_wait})
-      cost.*part /= std::max(1.0, ranks);
-    all.units.push_back(cost);
-  }
-  if (ranks > 0) all.forwards = std::max(1.0, forwards / ranks);
+  for (const auto& unit : run.units) all.units.push_back(costs[unit.name]);
 }
 
 /// A rank waits for the last one that begins a collective, as far as its program waits at all.
@@ -99,18 +93,13 @@ void add_waits_of_trace(const RecordedRun& run, Analysis& all) {
 /// Where no collectives tell, as with node-shared units: what a rank waits longer than the one that waits least, it waits for the one that
 /// computes longest.
 void add_waits_of_lines(Analysis& all) {
-  const auto waits = [](const RankLine& total) { return total.per_step(total.unshard + total.reduce); };
-  const auto compute = [](const RankLine& total) { return total.per_step(total.compute); };
-  const auto last = std::ranges::max_element(all.totals, {}, compute);
-  std::vector<double> least;
-  for (const auto& total : all.totals) least.insert(least.end(), total.steps > 0 ? 1 : 0, waits(total));
-  if (least.size() < 2) return;
-  all.waits_from = "lines", all.watched = last->seconds;
-  for (size_t rank = 0; rank < all.totals.size(); rank++) {
-    const auto& total = all.totals[rank];
-    if (compute(total) < 0.95 * compute(*last))
-      all.waited[rank][last - all.totals.begin()] =
-          std::max(0.0, waits(total) - std::ranges::min(least)) * static_cast<double>(total.steps);
+  const auto& last = *std::ranges::max_element(all.ranks, {}, &RankLine::compute);
+  const auto least = std::ranges::min(all.ranks, {}, &RankLine::waits).waits();
+  all.waits_from = "lines", all.watched = last.seconds * static_cast<double>(last.steps);
+  for (size_t rank = 0; rank < all.ranks.size(); rank++) {
+    const auto& own = all.ranks[rank];
+    if (own.compute < 0.95 * last.compute)
+      all.waited[rank][&last - all.ranks.data()] = (own.waits() - least) * static_cast<double>(own.steps);
   }
 }
 
@@ -121,10 +110,6 @@ double middle_value(std::vector<double> values) {
   const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
   std::ranges::nth_element(values, middle);
   return *middle;
-}
-
-double Analysis::waits_for(int rank) const {
-  return std::accumulate(waited.begin(), waited.end(), 0.0, [&](double sum, const auto& row) { return sum + row[rank]; });
 }
 
 StepWindow last_steps(const std::vector<TraceEvent>& events, int most) {
@@ -146,20 +131,21 @@ StepWindow last_steps(const std::vector<TraceEvent>& events, int most) {
 Analysis analysed(const RecordedRun& run) {
   Analysis all;
   all.waited.assign(run.ranks.size(), std::vector<double>(run.ranks.size()));
-  std::vector<double> step_seconds;
+  std::vector<double> seconds;
   for (const auto& rank : run.ranks) {
-    auto& total = all.totals.emplace_back(sum_of_lines(rank.lines));
-    if (total.steps > 0) step_seconds.push_back(total.per_step(total.seconds));
-    all.steps = std::max(all.steps, total.step);
-    if (total.memory["process"] > all.totals[all.peak_rank].memory["process"]) all.peak_rank = static_cast<int>(all.totals.size()) - 1;
+    auto& mean = all.ranks.emplace_back(mean_step(rank));
+    if (mean.steps > 0) seconds.push_back(mean.seconds);
+    all.steps = std::max(all.steps, mean.step);
+    if (mean.memory["process"] > all.peak_bytes)
+      all.peak_rank = static_cast<int>(all.ranks.size()) - 1, all.peak_bytes = mean.memory["process"];
   }
-  all.step_seconds = middle_value(step_seconds);
+  all.step_seconds = middle_value(seconds);
   const auto flops = run.facts.value("flops_per_step", nlohmann::json()), peak = run.facts.value("peak_flops", nlohmann::json());
   if (flops.is_number() && peak.is_number() && peak > 0 && all.step_seconds > 0)
     all.mfu = flops.get<double>() / peak.get<double>() / all.step_seconds;
   add_costs(run, all);
   add_waits_of_trace(run, all);
-  if (all.waits_from.empty()) add_waits_of_lines(all);
+  if (all.waits_from.empty() && seconds.size() > 1) add_waits_of_lines(all);
   return all;
 }
 

@@ -1,88 +1,193 @@
-// `tessera report`: makes a page of what a recorded run has left in its folder.
+// `tessera report`: makes a page of what recorded runs have left in their folders.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <memory>
+#include <set>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/report/analysis.h"
-#include "tessera/train/progress_line.h"
 
-namespace tessera::cli {
+namespace tessera {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Advice, name, title, evidence, change, units, ranks)
+
+namespace cli {
 
 extern const char* const kReportPage;  // page.html
 
+namespace reports {
 namespace {
 
 using nlohmann::json;
 
-struct ReportCommand {
+constexpr size_t kCurvePoints = 600;
+constexpr int kShownRanks = 16;
+
+/// Five digits are enough for pictures.
+double rounded(double value) {
+  if (value == 0 || !std::isfinite(value)) return value;
+  const auto scale = std::pow(10, 4 - std::floor(std::log10(std::abs(value))));
+  return std::round(value * scale) / scale;
+}
+
+/// All ranks; or some of them, at equal distances, and the one that computes longest and the one with most memory.
+std::vector<int> shown_ranks(const Analysis& all) {
+  const auto world = static_cast<int>(all.ranks.size()), shown = std::min(world, kShownRanks);
+  std::set<int> ranks;
+  for (int i = 0; i < shown; i++) ranks.insert(static_cast<int>(int64_t{i} * world / shown));
+  const auto slowest = std::ranges::max_element(all.ranks, {}, &RankLine::compute);
+  ranks.insert({static_cast<int>(slowest - all.ranks.begin()), all.peak_rank});
+  return {ranks.begin(), ranks.end()};
+}
+
+/// Averages neighbours until few enough points are left; a value that is not finite stays one.
+template <class Points>
+json curve_of(const Points& points) {
+  const auto each = (points.size() + kCurvePoints - 1) / kCurvePoints;
+  auto curve = json::array();
+  for (size_t i = 0; i < points.size(); i += each) {
+    const auto end = std::min(points.size(), i + each);
+    double sum = 0;
+    for (auto j = i; j < end; j++) sum += points[j].second;
+    curve.push_back({points[end - 1].first, rounded(sum / static_cast<double>(end - i))});
+  }
+  return curve;
+}
+
+/// Curves of each kind of memory of the largest process in the last step.
+json memory_of(const RecordedRun& run, const Analysis& all) {
+  const auto& rank = run.ranks[all.peak_rank];
+  const auto step = last_steps(rank.events, 1);
+  std::map<std::string, std::vector<std::pair<double, double>>> kinds;
+  for (const auto& [time, memory] : rank.memory) {
+    for (const auto& [kind, bytes] : memory) {
+      if (time >= step.begin && time <= step.end) kinds[kind].emplace_back(rounded(time - step.begin), bytes);
+    }
+  }
+  json data = {{"rank", all.peak_rank}, {"peak", all.peak_bytes}, {"kinds", json::object()}};
+  for (const auto& [kind, points] : kinds) data["kinds"][kind] = curve_of(points);
+  return data;
+}
+
+/// The last step: [begin, duration, kind, name] in microseconds.
+json timeline_of(const RecordedRun& run, const std::vector<int>& shown) {
+  StepWindow window;
+  for (const int rank : shown) window = window.steps > 0 ? window : last_steps(run.ranks[rank].events, 1);
+  auto rows = json::array();
+  for (const int rank : shown) {
+    auto segments = json::array();
+    for (const auto& event : run.ranks[rank].events) {
+      if (event.end <= window.begin || event.begin >= window.end || event.category == "pass") continue;
+      const auto name = event.unit.empty() ? event.name : event.unit;
+      segments.push_back({std::lround((event.begin - window.begin) * 1e6), std::lround((event.end - event.begin) * 1e6), event.category,
+                          event.category == "collective" ? event.operation + " " + name : name});
+    }
+    if (!segments.empty()) rows.push_back({{"rank", rank}, {"segments", segments}});
+  }
+  return {{"seconds", window.end - window.begin}, {"ranks", rows}};
+}
+
+/// The data of a run, which `--json` prints and the page draws. Curves have at most about 600 points, and pictures a part of the ranks.
+json data_of(const RecordedRun& run, const Analysis& all, const std::vector<Advice>& advice) {
+  const auto shown = shown_ranks(all);
+  json data = {{"folder", run.folder.string()},
+               {"facts", run.facts},
+               {"notes", run.notes},
+               {"steps", all.steps},
+               {"step_seconds", all.step_seconds},
+               {"mfu", all.mfu},
+               {"advice", advice},
+               {"metrics", json::object()},
+               {"ranks", json::array()},
+               {"units", json::array()},
+               {"waits", {{"from", all.waits_from}, {"seconds", all.watched}, {"ranks", shown}, {"waited", json::array()}}},
+               {"memory", memory_of(run, all)},
+               {"timeline", timeline_of(run, shown)}};
+  data["facts"].erase("units");
+  for (int rank = 0; rank < run.world(); rank++) {
+    json row = all.ranks[rank];
+    double waited = 0;
+    for (const auto& other : all.waited) waited += other[rank];
+    row.update({{"rank", rank}, {"others_waited", rounded(waited)}});
+    data["ranks"].push_back(row);
+  }
+  for (size_t i = 0; i < run.units.size(); i++) {
+    json row = run.units[i];
+    row.update(json(all.units[i]));
+    data["units"].push_back(row);
+  }
+  for (const auto& [name, points] : run.metrics) data["metrics"][name] = curve_of(points);
+  for (const int one : shown) {
+    auto row = json::array();
+    for (const int other : shown) row.push_back(rounded(all.waited[one][other]));
+    data["waits"]["waited"].push_back(row);
+  }
+  return data;
+}
+
+std::string summary_of(const RecordedRun& run, const Analysis& all, const std::vector<Advice>& advice) {
+  auto text = fmt::format("{}: {} on {}, {}, {} steps", run.folder.string(), run.facts.value("program", "a program"),
+                          counted(run.world(), "rank"), run.facts.value("status", "of unknown status"), all.steps);
+  if (all.step_seconds > 0) text += fmt::format(", {} each", seconds_text(all.step_seconds));
+  if (all.mfu > 0) text += fmt::format(", MFU {:.0f} %", all.mfu * 100);
+  if (all.peak_bytes > 0) text += fmt::format(", at most {} (rank {})", size_text(static_cast<uint64_t>(all.peak_bytes)), all.peak_rank);
+  text += '\n';
+  for (const auto& note : run.notes) text += fmt::format("note: {}\n", note);
+  for (const auto& each : advice) {
+    text += fmt::format("\n{}\n  {}\n  {}\n\n", each.title, each.evidence, CLI::detail::find_and_replace(each.change, "\n", "\n  "));
+  }
+  if (advice.empty() && all.step_seconds > 0) text += "nothing to advise\n";
+  return printable(text, "\n");
+}
+
+/// Puts the data into the page. Text of it can't end the script that holds it.
+std::string page_with(std::string data) {
+  std::string page = kReportPage;
+  constexpr std::string_view kPlace = "{{DATA}}";
+  return page.replace(page.find(kPlace), kPlace.size(), CLI::detail::find_and_replace(std::move(data), "<", "\\u003c"));
+}
+
+struct ReportFlags {
   std::vector<std::string> runs;
-  std::string out;
   bool as_json = false;
-
-  int run() const {
-    json data = {{"format", 1}, {"runs", json::array()}};
-    std::string said;
-    for (const auto& folder : runs) {
-      const auto run = reports::read_run(folder);
-      data["runs"].push_back(reports::data_of(run));
-      if (as_json) continue;
-      said += summary_of(data["runs"].back());
-      if (const auto trace = reports::write_merged_trace(run)) said += fmt::format("trace  {} (opens at ui.perfetto.dev)\n", trace->string());
-    }
-    auto text = data.dump(as_json ? 1 : -1, ' ', false, json::error_handler_t::replace);
-    const auto folder = std::filesystem::path(runs.front());
-    if (as_json && out.empty()) return fmt::print("{}\n", text), 0;
-    const auto file = out.empty() ? folder / (runs.size() > 1 ? "comparison.html" : "report.html") : std::filesystem::path(out);
-    write_text(file, as_json ? text + "\n" : page_with(std::move(text)));
-    fmt::print("{}{}   {}\n", said, as_json ? "data" : "page", file.string());
-    return 0;
-  }
-
-  /// Puts the data into the page. Text of it can't end the script that holds it.
-  static std::string page_with(std::string data) {
-    std::string page = kReportPage;
-    constexpr std::string_view kPlace = "{{DATA}}";
-    return page.replace(page.find(kPlace), kPlace.size(), CLI::detail::find_and_replace(std::move(data), "<", "\\u003c"));
-  }
-
-  static std::string summary_of(const json& run) {
-    const auto& facts = run["facts"];
-    const auto step = run["step_seconds"].get<double>(), mfu = run["mfu"].get<double>();
-    auto text =
-        fmt::format("{}: {} on {}, {}, {} steps", run["folder"].get<std::string>(), facts.value("program", "a program"),
-                    counted(facts["world"].get<int>(), "rank"), facts.value("status", "of unknown status"), run["steps"].get<int64_t>());
-    if (step > 0) text += fmt::format(", {:.3g} s a step", step);
-    if (mfu > 0) text += fmt::format(", MFU {:.0f} %", mfu * 100);
-    if (const auto bytes = run["peak_memory"]["bytes"].get<double>(); bytes > 0)
-      text += fmt::format(", at most {} (rank {})", train::short_bytes(bytes), run["peak_memory"]["rank"].get<int>());
-    text += '\n';
-    for (const auto& each : run["notes"]) text += fmt::format("note: {}\n", each.get<std::string>());
-    for (const auto& each : run["advice"]) {
-      text += fmt::format("\n{}\n  {}\n  {}\n\n", each["title"].get<std::string>(), each["evidence"].get<std::string>(),
-                          CLI::detail::find_and_replace(each["remedy"].get<std::string>(), "\n", "\n  "));
-    }
-    if (run["advice"].empty() && step > 0) text += "nothing to advise\n";
-    return printable(text, "\n");
-  }
 };
 
+int report(const ReportFlags& flags) {
+  json data = {{"format", 1}, {"runs", json::array()}};
+  for (const auto& folder : flags.runs) {
+    const auto run = read_run(folder);
+    const auto all = analysed(run);
+    const auto advice = advice_for(run, all);
+    data["runs"].push_back(data_of(run, all, advice));
+    if (flags.as_json) continue;
+    fmt::print("{}", summary_of(run, all, advice));
+    if (const auto trace = write_merged_trace(run)) fmt::print("trace  {} (opens at ui.perfetto.dev)\n", trace->string());
+  }
+  auto text = data.dump(flags.as_json ? 1 : -1, ' ', false, json::error_handler_t::replace);
+  if (flags.as_json) return fmt::print("{}\n", text), 0;
+  const auto file = std::filesystem::path(flags.runs.front()) / (flags.runs.size() > 1 ? "comparison.html" : "report.html");
+  write_text(file, page_with(std::move(text)));
+  fmt::print("page   {}\n", file.string());
+  return 0;
+}
+
 }  // namespace
+}  // namespace reports
 
 void add_report_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("report", "Makes a page and a trace of runs that launch --record has recorded, with advice");
-  const auto options = std::make_shared<ReportCommand>();
-  command->add_option("RUN", options->runs, "The folder of a run; several are compared")->required();
-  command->add_flag("--json", options->as_json, "Print the data that the page shows, as JSON, and write nothing else");
-  command->add_option("--out", options->out, "Where to write; RUN/report.html, or RUN/comparison.html of several runs, unless given")
-      ->type_name("FILE");
-  command->footer(Help::footer_of({"tessera launch -n 4 --record run ./train", "tessera report run",
-                                   "tessera report run other-run --out compared.html", "tessera report run --json >run.json"}));
-  command->callback([&chosen, options] { chosen = [=] { return options->run(); }; });
+  const auto flags = std::make_shared<reports::ReportFlags>();
+  command->add_option("RUN", flags->runs, "The folder of a run; several are compared, in comparison.html of the first")->required();
+  command->add_flag("--json", flags->as_json, "Print the data that the page shows, as JSON, and write nothing");
+  command->footer(Help::footer_of({"tessera launch -n 4 --record run ./train", "tessera report run", "tessera report run other-run",
+                                   "tessera report run --json >run.json"}));
+  command->callback([&chosen, flags] { chosen = [flags] { return reports::report(*flags); }; });
 }
 
-}  // namespace tessera::cli
+}  // namespace cli
+}  // namespace tessera

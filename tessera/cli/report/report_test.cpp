@@ -26,8 +26,9 @@ struct Scenario {
   double slow = 1;   // rank 1 computes longer by this factor
   double large = 1;  // layers.1 is larger by this factor
   bool has_trace = true;
-  double clock_of_b = 0;  // the second half of the ranks is on host b, whose clock is ahead
-  int gathers = 2;        // of each unit in a step
+  double clock_of_b = 0;   // the second half of the ranks is on host b, whose clock is ahead
+  int gathers = 2;         // of each unit in a step
+  double transfer = 0.001, lead = 0.002;  // seconds of a gather, and by how much it begins before its rank waits for it
   double other = 0.001;   // seconds of a step
   std::string residence = "gathered";
 };
@@ -41,7 +42,7 @@ json event(int rank, int tid, const std::string& category, const std::string& na
 }
 
 void write_run(const std::filesystem::path& folder, const Scenario& scenario) {
-  const auto& [world, slow, large, has_trace, clock_of_b, gathers, other, residence] = scenario;
+  const auto& [world, slow, large, has_trace, clock_of_b, gathers, transfer_of_unit, least_lead, other, residence] = scenario;
   std::filesystem::create_directories(folder);
   json units = json::array(), hosts = json::array();
   for (const auto& unit : kUnits) {
@@ -81,9 +82,9 @@ void write_run(const std::filesystem::path& folder, const Scenario& scenario) {
       traces[rank].push_back(event(rank, 0, "pass", "forward", now + (hosts[rank] == "b" ? clock_of_b : 0), now + 0.1, json::object()));
     for (size_t gather = 0; gather < gathers * kUnits.size(); gather++) {
       const auto& unit = kUnits[gather % kUnits.size()];
-      const double transfer = 0.001 * (unit == "layers.1" ? large : 1), all_begun = now + computing / gathers * slow,
+      const double transfer = transfer_of_unit * (unit == "layers.1" ? large : 1), all_begun = now + computing / gathers * slow,
                    end = all_begun + transfer;
-      const double lead = std::max(0.002, transfer / 3);  // by how much it begins before its rank waits for it
+      const double lead = least_lead > 0 ? std::max(least_lead, transfer / 3) : 0;
       sequence++;
       for (int rank = 0; rank < world; rank++) {
         const double clock = hosts[rank] == "b" ? clock_of_b : 0, done = now + computing / gathers * (rank == 1 ? slow : 1);
@@ -181,7 +182,8 @@ TEST_F(Report, NamesTheSlowRankAndTheLargeUnit) {
   EXPECT_THAT(run["advice"][0]["evidence"].get<std::string>(),
               AllOf(HasSubstr("It computes 280 ms in a step, the median rank 200 ms"), HasSubstr("lose 240 ms in each step")));
   EXPECT_EQ(run["advice"][1]["units"], json({"layers.1"}));
-  EXPECT_EQ(run["worst_wait"]["rank"], 1);
+  EXPECT_EQ(run["ranks"][0]["others_waited"], 0);
+  EXPECT_GT(run["ranks"][1]["others_waited"], 0);
   EXPECT_EQ(run["waits"]["from"], "trace");
   EXPECT_NEAR(run["waits"]["waited"][0][1], 3 * (6 * (0.01 - 0.002) + 2 * (0.01 - 0.025 / 3)), 1e-3);
   EXPECT_EQ(run["waits"]["waited"][1][0], 0);
@@ -189,18 +191,18 @@ TEST_F(Report, NamesTheSlowRankAndTheLargeUnit) {
 
 TEST_F(Report, SeesOtherCauses) {
   const auto runs = data(
-      {{.slow = 1.4, .has_trace = false, .residence = "node-shared"}, {.gathers = 4}, {.has_trace = false, .gathers = 4}, {.other = 0.1}});
+      {{.slow = 1.4, .has_trace = false, .residence = "node-shared"}, {.gathers = 4}, {.transfer = 0.01, .lead = 0}, {.other = 0.1}});
   EXPECT_THAT(names_of(runs[0]), ElementsAre("slow-rank"));
   EXPECT_EQ(runs[0]["waits"]["from"], "lines");
   EXPECT_NEAR(runs[0]["waits"]["waited"][0][1], 16 * 4 * 0.02, 1e-3);  // without the first of five lines
   EXPECT_THAT(names_of(runs[1]), ElementsAre("double-unshards"));
-  EXPECT_THAT(names_of(runs[2]), ElementsAre("double-unshards"));
+  EXPECT_THAT(names_of(runs[2]), ElementsAre("late-prefetch"));
   EXPECT_THAT(names_of(runs[3]), ElementsAre("data-loading"));
 }
 
 TEST_F(Report, AlignsClocksOfHosts) {
   const auto run = data({{.slow = 1.4, .clock_of_b = 5}}).at(0);
-  EXPECT_NEAR(run["clocks_moved"]["b"], -5, 1e-3);
+  EXPECT_THAT(run["notes"].dump(), HasSubstr("The clock of b is ahead by 5.0000"));
   EXPECT_THAT(names_of(run), ElementsAre("slow-rank"));
   ASSERT_EQ(report({folder / "0"}).status, 0);
   const auto merged = json::parse(read_file(folder / "0/trace.json"));
@@ -221,8 +223,7 @@ TEST_F(Report, WritesAPageThatNoNameCanBreak) {
                                            "\n");
   const auto ended = report({folder / "run"});
   EXPECT_EQ(ended.status, 0) << ended.err;
-  EXPECT_THAT(ended.out, AllOf(HasSubstr("llama on 4 ranks, done, 20 steps"), HasSubstr("The loss is not finite from step 1 on"),
-                               HasSubstr("run/report.html"), HasSubstr("run/trace.json")));
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("llama on 4 ranks, done, 20 steps"), HasSubstr("run/report.html"), HasSubstr("run/trace.json")));
   const auto page = read_file(folder / "run/report.html");
   EXPECT_THAT(page, AllOf(HasSubstr("\\u003c/script>\\u003cb>"), Not(HasSubstr("{{DATA}}")), Not(HasSubstr("http://localhost")),
                           Not(HasSubstr("src="))));
@@ -249,7 +250,6 @@ TEST_F(Report, TakesARunWithoutSteps) {
   write_file(folder / "0/run.json", R"({"format":1,"world":2,"status":"runs","started":1764500000,"ended":null})");
   const auto run = all_data().at(0);
   EXPECT_EQ(run["steps"], 0);
-  EXPECT_GT(run["silent_seconds"], 0);
   EXPECT_THAT(names_of(run), IsEmpty());
   EXPECT_EQ(report({folder / "0"}).status, 0);
   EXPECT_FALSE(std::filesystem::exists(folder / "0/trace.json"));
@@ -269,11 +269,10 @@ TEST_F(Report, StaysSmallWithManyRanks) {
 TEST_F(Report, ComparesRuns) {
   write_run(folder / "one", {});
   write_run(folder / "two", {.slow = 1.4});
-  const auto ended = report({folder / "one", folder / "two", "--out", folder / "both.html"});
+  const auto ended = report({folder / "one", folder / "two"});
   EXPECT_EQ(ended.status, 0) << ended.err;
-  EXPECT_THAT(read_file(folder / "both.html"), AllOf(HasSubstr((folder / "one").string()), HasSubstr((folder / "two").string())));
-  EXPECT_EQ(report({folder / "one", folder / "two"}).status, 0);
-  EXPECT_TRUE(std::filesystem::exists(folder / "one/comparison.html"));
+  EXPECT_THAT(read_file(folder / "one/comparison.html"),
+              AllOf(HasSubstr((folder / "one").string()), HasSubstr((folder / "two").string())));
 }
 
 TEST_F(Report, RefusesOtherFolders) {

@@ -15,27 +15,26 @@ namespace tessera::cli::reports {
 /// Bytes by kind, such as "process" or "unsharded".
 using MemoryKinds = std::map<std::string, double>;
 
-/// A line of rank-R.jsonl: sums over some steps. Also the sum of several lines; its memory is then the largest of each kind.
+/// A line of rank-R.jsonl: sums over some steps.
 struct RankLine {
   double time = 0, seconds = 0, compute = 0, unshard = 0, reduce = 0, optimizer = 0, other = 0;
   int64_t step = 0, steps = 0;
-  double gathers = 0, reductions = 0, gathered_bytes = 0, misses = 0, cancelled = 0;
+  double gathers = 0, misses = 0, cancelled = 0;
   std::string host, place;
   MemoryKinds memory;
 
+  double waits() const { return unshard + reduce; }
   double per_step(double value) const { return steps > 0 ? value / static_cast<double>(steps) : 0; }
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(RankLine, time, seconds, compute, unshard, reduce, optimizer, other, step, steps, gathers,
-                                                reductions, gathered_bytes, misses, cancelled, host, place, memory)
+                                                misses, cancelled, host, place, memory)
 
 /// An "X" event of a trace; times are in seconds since the run started.
 struct TraceEvent {
   double begin = 0, end = 0;
-  std::string category, name, unit, operation, key;  // the key is equal in the events of all ranks of one collective
-  double bytes = 0;
-  // Of collectives: which rank began it last, and when.
-  double ready = 0;
-  int last = -1;
+  std::string category, name, unit, operation, group, key;  // the key is equal in the events of all ranks of one collective
+  double ready = 0;                                         // when the last rank began this collective
+  int last = -1;                                            // which one
 };
 
 struct RecordedUnit {
@@ -58,7 +57,7 @@ struct RecordedRun {
   std::vector<RecordedUnit> units;
   std::vector<RecordedRank> ranks;                                         // one for each rank of the world
   std::map<std::string, std::vector<std::pair<int64_t, double>>> metrics;  // steps and values; NaN where a value was not finite
-  std::map<std::string, double> moved;                                     // by how many seconds the clock of each host was moved
+  std::map<std::string, double> moved;                                     // by how many seconds the clocks of hosts were moved
   std::vector<std::string> notes;
 
   int world() const { return static_cast<int>(ranks.size()); }
@@ -67,7 +66,7 @@ struct RecordedRun {
 /// How much of a run is read: all of it or, for a live view, the ends of its files without traces.
 enum class Extent { Whole, Ends };
 
-/// Reads all that is whole, and notes what is not. Moves the clocks of hosts so that no collective ends before its last rank has begun it.
+/// Reads all that is whole, and notes what is not. Moves the clocks of hosts so that collectives end at the same time on all of them.
 /// Throws ConfigError if the folder is not that of a run.
 RecordedRun read_run(const std::filesystem::path& folder, Extent extent = Extent::Whole);
 
