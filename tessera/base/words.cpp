@@ -54,6 +54,20 @@ std::string counted(int64_t number, std::string_view thing) {
   return fmt::format("{} {}{}", number, thing, number == 1 ? "" : "s");
 }
 
+std::string in_unit(double value, std::initializer_list<std::string_view> units) {
+  const auto* unit = units.begin();
+  for (; value >= 999.5 && unit + 1 < units.end(); unit++) value /= 1000;
+  return value >= 999.5 ? fmt::format("{:.0f} {}", value, *unit) : fmt::format("{:.3g} {}", value, *unit);
+}
+
+std::string size_text(double bytes) {
+  return in_unit(bytes, {"B", "kB", "MB", "GB", "TB"});
+}
+
+std::string duration_text(double seconds) {
+  return in_unit(seconds * 1e6, {"us", "ms", "s"});
+}
+
 std::string printable(std::string_view text, std::string_view kept) {
   std::string result;
   for (size_t i = 0; i < text.size(); i++) {

@@ -3,6 +3,7 @@
 
 #include <charconv>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -23,6 +24,13 @@ std::string some_of(const std::vector<std::string>& names);
 
 /// "1 file", "2 files"
 std::string counted(int64_t number, std::string_view thing);
+
+/// Three digits in the unit that fits; each unit is a thousand of the one before: in_unit(1.5e6, {"B", "kB", "MB"}) is "1.5 MB".
+std::string in_unit(double value, std::initializer_list<std::string_view> units);
+/// "1.5 MB"
+std::string size_text(double bytes);
+/// "20 ms", from "us" to "s"
+std::string duration_text(double seconds);
 
 /// The text with control characters as "\x1b", so that a terminal shows them instead of obeying them. Characters in `kept` stay.
 std::string printable(std::string_view text, std::string_view kept = {});
