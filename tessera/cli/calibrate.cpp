@@ -49,7 +49,7 @@ double seconds_of_call(const std::function<at::Tensor()>& act) {
 }
 
 /// Of products in which each of the three sides is the smallest.
-double product_speed(int64_t side, const at::TensorOptions& options) {
+double narrow_product_speed(int64_t side, const at::TensorOptions& options) {
   const auto square = at::ones({kLargeSide, kLargeSide}, options), wide = at::ones({side, kLargeSide}, options), tall = wide.t().contiguous();
   const auto seconds = seconds_of_call([&] { return at::mm(wide, square.t()); }) + seconds_of_call([&] { return at::mm(tall, wide); }) +
                        seconds_of_call([&] { return at::mm(square, tall); });
@@ -142,8 +142,8 @@ void calibrate(const Communicator& world, const std::string& file) {
     const auto side = kProductSides[i];
     auto& one = machine.products[i];
     one.side = static_cast<double>(side);
-    all.push_back({fmt::format("product, side {}, float32", side), [=] { return product_speed(side, plain); }, &one.float32});
-    all.push_back({fmt::format("product, side {}, bfloat16", side), [=] { return product_speed(side, plain.dtype(at::kBFloat16)); }, &one.bfloat16});
+    all.push_back({fmt::format("product, side {}, float32", side), [=] { return narrow_product_speed(side, plain); }, &one.float32});
+    all.push_back({fmt::format("product, side {}, bfloat16", side), [=] { return narrow_product_speed(side, plain.dtype(at::kBFloat16)); }, &one.bfloat16});
   }
   all.push_back({"convolution", [=] { return convolution_speed(plain); }, &machine.convolution_flops});
   std::vector<double> passes(std::size(kPassSizes));

@@ -4,46 +4,25 @@
 
 #include "tessera/comm/engine.h"
 #include "tessera/comm/host/host_transport.h"
-#include "tessera/comm/host/peer_group.h"
-#include "tessera/comm/host/shared_area.h"
 #include "tessera/comm/levels/connect.h"
 #include "tessera/comm/self/loopback_link.h"
-#include "tessera/comm/simulation.h"
 #include "tessera/simulate/machine.h"
 #include "tessera/simulate/network.h"
 
 namespace tessera::simulate {
 namespace {
 
-// Messages of up to so many bytes are copied: texts, numbers that ranks compare, losses.
-constexpr size_t kCopied = size_t{64} << 10;
-
 class SimulatedLink final : public LoopbackLink {
  public:
   SimulatedLink(int rank, std::vector<int> world_ranks, Topology topology)
       : LoopbackLink(rank, std::move(world_ranks)), topology_(std::move(topology)) {}
 
-  void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override {
-    if (own.size() <= kCopied) LoopbackLink::all_gather(own, from, deadline);
-  }
-  void exchange(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override {
-    if (to.front().size() <= kCopied) LoopbackLink::exchange(to, from, deadline);
-  }
-  void all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) override {
-    if (to.front().size() <= kCopied) LoopbackLink::all_to_all(to, visit, deadline);
-  }
   std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point /*deadline*/) override {
     const auto position = std::ranges::find(members, rank()) - members.begin();
     return std::make_unique<SimulatedLink>(static_cast<int>(position), part_of_world(members), topology_.part(members));
   }
-  /// A file in memory of which no page is there before it is written.
   SharedAttempt share(const AreaShape& shape, Clock::time_point /*deadline*/) override {
-    const auto make = [](size_t bytes) { return SharedBlock::make(SharedBlock::Source::Memfd, bytes, SharedBlock::Commit::Later); };
-    const auto ranks = static_cast<size_t>(size()), here = topology_.ranks_on(topology_.host_of(rank())).size();
-    Simulation::current()->note_memory(shape.bytes_per_rank * ranks / here);
-    const std::vector<int> world(world_ranks().begin(), world_ranks().end());
-    const auto peers = std::make_shared<PeerGroup>(make(PeerGroup::header_bytes(size())), rank(), world);
-    return {.area = std::make_shared<SharedArea>(make(SharedArea::block_size(shape, size())), shape, peers), .why_not = {}};
+    return share_with_nobody(shape, topology_.ranks_on(topology_.host_of(rank())).size());
   }
 
  private:

@@ -24,6 +24,10 @@ class LoopbackLink : public Link {
   SharedAttempt share(const AreaShape& shape, Clock::time_point deadline) override;
   void abort(std::string_view reason, int culprit) noexcept override;
 
+ protected:
+  /// Memory for all ranks of the group, of which this one is the only one there. `sharers`: how many share it in a dry run.
+  SharedAttempt share_with_nobody(const AreaShape& shape, size_t sharers);
+
  private:
   void expect_running();
 

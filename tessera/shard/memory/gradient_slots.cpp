@@ -145,6 +145,12 @@ GradientBuffers GradientSlots::buffers(std::span<const GradientPlan> plans, std:
   const auto before = turn - slots_of(size_);  // the last turn in the same slot
   finish_through(before);
   area_->wait(kAdded, before, limit, [] { return std::string("waiting for a free slot of gradients"); });
+  if (auto* const simulation = Simulation::current()) {  // a slot takes memory as far as it was written
+    auto& written = written_[turn % written_.size()];
+    const MemoryScope scope(MemoryKind::Reduction);
+    simulation->note_memory(std::max(bytes, written) - written);
+    written = std::max(bytes, written);
+  }
   auto* place = slot(area_->rank(), turn) + kHead;
   for (const auto& plan : plans) {
     result.buffers.push_back(view(place, plan.numel, plan.dtype));

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include <array>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -71,6 +72,7 @@ class GradientSlots {
   size_t expected_ = 0;   // the size of a slot when slots are next allocated, in bytes
   size_t size_ = 0;
   std::shared_ptr<SharedArea> area_;
+  std::array<size_t, 2> written_{};  // bytes of each slot that were written, in a dry run
   uint32_t turn_ = 0;
   uint64_t evaluations_ = 0;
   bool compares_evaluations_ = true;
