@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <optional>
 
 #include "tessera/base/clock.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
+#include "tessera/base/words.h"
 #include "tessera/simulate/flops.h"
 #include "tessera/simulate/machine.h"
 #include "tessera/simulate/memory.h"
@@ -41,11 +41,8 @@ Clocks clocks;
 
 class DryRun final : public Simulation, OperatorCosts {
  public:
-  DryRun(int ranks, int ranks_per_host, const Machine& machine, const std::string& name_of_machine)
-      : machine_(machine), out_(env("TESSERA_DRY_RUN_OUT").value_or("")) {
-    outcome_.ranks = ranks;
-    outcome_.ranks_per_host = std::min(ranks, ranks_per_host);
-    outcome_.machine = name_of_machine;
+  DryRun(const Machine& machine, Outcome nothing_yet)
+      : machine_(machine), out_(env("TESSERA_DRY_RUN_OUT").value_or("")), outcome_(std::move(nothing_yet)) {
     current_ = this;
     set_clock([] { return clocks.shown(); });
     count_memory([this](const MemoryUse& use) {
@@ -178,7 +175,7 @@ class DryRun final : public Simulation, OperatorCosts {
 
   const Machine machine_;
   const std::string out_;
-  Outcome outcome_;   // of whole steps
+  Outcome outcome_;
   StepOutcome step_;  // the present one
   UnitUse before_;
   std::string place_ = "the start";
@@ -186,17 +183,6 @@ class DryRun final : public Simulation, OperatorCosts {
   int passes_ = 0;
   bool trains_ = false, stepped_ = false, reported_ = false;
 };
-
-/// "64", or "64/8" for 8 ranks a host.
-std::pair<int, std::optional<int>> ranks_of(const std::string& text) {
-  int ranks = 0, here = 0;
-  char rest = 0;
-  const int found = std::sscanf(text.c_str(), "%d/%d%c", &ranks, &here, &rest);
-  const bool is_good = (found == 1 && text.find('/') == std::string::npos && std::to_string(ranks) == text) || (found == 2 && here > 0);
-  if (!is_good || ranks < 1 || ranks > kMostRanks)
-    throw ConfigError("TESSERA_DRY_RUN='{}' is not a number of ranks, such as 64, or 64/8 for 8 ranks on each host", text);
-  return {ranks, found == 2 ? std::optional(here) : std::nullopt};
-}
 
 /// The world of this process, which is a dry run from now on.
 Communicator dry_world(std::chrono::milliseconds limit) {
@@ -207,10 +193,15 @@ Communicator dry_world(std::chrono::milliseconds limit) {
           "TESSERA_DRY_RUN is set for a program that a launcher has started on {} ranks, but one process simulates all ranks: start the "
           "program by itself, or with tessera launch --dry-run",
           identity->world_size);
-    const auto [ranks, here] = ranks_of(env("TESSERA_DRY_RUN").value());
     const auto name = env("TESSERA_MACHINE").value_or("cpu");
     const auto machine = Machine::named(name);
-    run = new DryRun(ranks, here.value_or(machine.ranks_per_host), machine, name);
+    const auto text = env("TESSERA_DRY_RUN").value();
+    const auto slash = text.find('/');
+    const auto ranks = number_of<int>(text.substr(0, slash));
+    const auto here = slash == std::string::npos ? machine.ranks_per_host : number_of<int>(text.substr(slash + 1)).value_or(0);
+    if (!ranks || *ranks < 1 || *ranks > kMostRanks || here < 1)
+      throw ConfigError("TESSERA_DRY_RUN='{}' is not a number of ranks, such as 64, or 64/8 for 8 ranks on each host", text);
+    run = new DryRun(machine, {.ranks = *ranks, .ranks_per_host = std::min(*ranks, here), .machine = name});
     std::atexit([] { run->report(); });
   }
   return run->world(limit);
