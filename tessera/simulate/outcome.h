@@ -33,10 +33,10 @@ struct StepOutcome {
 
 struct Outcome {
   int ranks = 1, ranks_per_host = 1, steps = 0;
-  std::string machine;
-  std::vector<UnitFacts> units;
-  StepOutcome last;                     // of the steps
-  std::map<std::string, int> computed;  // operators whose values had to be computed
+  std::string machine = {};
+  std::vector<UnitFacts> units = {};
+  StepOutcome last = {};                     // of the steps
+  std::map<std::string, int> computed = {};  // operators whose values had to be computed
 
   std::string to_text() const;
   std::string to_json() const;
