@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 #include <sys/mman.h>
 
+#include <cstddef>
 #include <cstring>
 #include <mutex>
 #include <new>
@@ -10,8 +11,7 @@
 namespace tessera::simulate {
 namespace {
 
-constexpr size_t kMapped = size_t{64} << 10;
-constexpr std::align_val_t kLine{64};
+constexpr size_t kMapped = size_t{64} << 10, kLine = 64;
 
 struct Account {
   std::mutex mutex;
@@ -27,44 +27,47 @@ Account& account() {
   return *all;
 }
 
-struct Allocated {
-  void* memory;
-  size_t bytes;
+/// Stands kLine bytes before the memory of a tensor, because oneDNN frees memory by its address alone.
+struct AllocatedHeader {
+  size_t bytes;  // with the header
   MemoryKind kind;
 };
 
-void release(void* context) {
-  const auto* const allocated = static_cast<Allocated*>(context);
+void free_reserved(void* memory) {
+  if (memory == nullptr) return;
+  auto* const begin = static_cast<std::byte*>(memory) - kLine;
+  const auto [bytes, kind] = *reinterpret_cast<const AllocatedHeader*>(begin);
   {
     const std::lock_guard lock(account().mutex);
-    account().use[static_cast<size_t>(allocated->kind)] -= allocated->bytes;
+    account().use[static_cast<size_t>(kind)] -= bytes - kLine;
   }
-  if (allocated->bytes >= kMapped) {
-    ::munmap(allocated->memory, allocated->bytes);
+  if (bytes >= kMapped) {
+    ::munmap(begin, bytes);
   } else {
-    ::operator delete(allocated->memory, kLine);
+    ::operator delete(begin, std::align_val_t(kLine));
   }
-  delete allocated;
 }
 
 /// Maps large memory, so that pages which nobody writes take nothing, however much is reserved.
 class ReservedMemory final : public c10::Allocator {
  public:
-  at::DataPtr allocate(size_t bytes) override {
-    if (bytes == 0) return {nullptr, c10::kCPU};
-    void* memory = nullptr;
+  at::DataPtr allocate(size_t size) override {
+    if (size == 0) return {nullptr, c10::kCPU};
+    const auto bytes = size + kLine;
+    void* begin = nullptr;
     if (bytes >= kMapped) {
-      memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      if (memory == MAP_FAILED) throw std::bad_alloc();
+      begin = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (begin == MAP_FAILED) throw std::bad_alloc();
     } else {
-      memory = std::memset(::operator new(bytes, kLine), 0, bytes);
+      begin = std::memset(::operator new(bytes, std::align_val_t(kLine)), 0, bytes);
     }
     const auto scope = MemoryScope::kind();
-    const auto kind = scope < 0 ? account().otherwise : static_cast<MemoryKind>(scope);
-    add_memory(kind, bytes);
-    return {memory, new Allocated{memory, bytes, kind}, release, c10::kCPU};
+    const auto* const header = new (begin) AllocatedHeader{bytes, scope < 0 ? account().otherwise : static_cast<MemoryKind>(scope)};
+    add_memory(header->kind, size);
+    auto* const memory = static_cast<std::byte*>(begin) + kLine;
+    return {memory, memory, free_reserved, c10::kCPU};
   }
-  at::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  at::DeleterFnPtr raw_deleter() const override { return free_reserved; }
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
 };
 
