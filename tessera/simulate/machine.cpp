@@ -54,13 +54,14 @@ Machine read_machine(const std::filesystem::path& path) {
   const auto expect = [&](const std::string& name, const auto& is_good, const std::string& must) {
     const auto field = json.is_object() ? json.value(name, nlohmann::json()) : nlohmann::json();
     if (!is_good(field))
-      throw ConfigError("{}: {} is {}, but must be {}; measure the machine anew: tessera test --calibrate FILE", path, name, field.dump(), must);
+      throw ConfigError("{}: {} is {}, but must be {}; measure the machine anew: tessera test --calibrate FILE", path, name, field.dump(),
+                        must);
     return field;
   };
   Machine machine;
   machine.kind = expect("kind", [](const auto& kind) { return kind == "cpu" || kind == "gpu"; }, "cpu or gpu");
-  machine.ranks_per_host = expect(
-      "ranks_per_host", [](const auto& ranks) { return ranks.is_number_integer() && ranks >= 1 && ranks <= 4096; }, "a whole number from 1 to 4096");
+  const auto is_count = [](const auto& ranks) { return ranks.is_number_integer() && ranks >= 1 && ranks <= 4096; };
+  machine.ranks_per_host = expect("ranks_per_host", is_count, "a whole number from 1 to 4096");
   for (const auto& field : fields_of(machine)) {
     const auto is_good = [&](const auto& number) { return number.is_number() && number >= field.least; };
     *field.value = expect(field.name, is_good, fmt::format("a number, {} or more", field.least));

@@ -38,8 +38,8 @@ std::string Outcome::to_text() const {
   if (last.schedule.empty()) return text + "\nthe program ended before its first backward pass, so no schedule and no memory is known\n";
   std::vector<std::array<std::string, 7>> uses = {{"pass", "unit", "at", "computes", "waits", "sends", "memory"}};
   for (const auto& use : last.schedule)
-    uses.push_back({use.phase, use.unit, duration_text(use.begin), duration_text(use.computes), duration_text(use.waits), size_of(use.sends),
-                    size_of(use.memory)});
+    uses.push_back({use.phase, use.unit, duration_text(use.begin), duration_text(use.computes), duration_text(use.waits),
+                    size_of(use.sends), size_of(use.memory)});
   text += fmt::format("\nstep {}\n", steps) + short_table(uses, "<<>>>>>");
   text += fmt::format("\nmemory   {} at the most, in {}:", size_of(last.peak.all()), last.place);
   for (size_t i = 0; i < kMemoryKinds; i++)
@@ -49,7 +49,8 @@ std::string Outcome::to_text() const {
   text += fmt::format("takes    {}: computes {} ({:.3g} TFLOP), waits {} for communication of {}, optimizer {}\n", duration_text(last.step),
                       duration_text(last.compute), last.flops / 1e12, duration_text(last.exposed), duration_text(last.communication),
                       duration_text(last.optimizer));
-  for (const auto& [name, times] : computed) text += fmt::format("computed {} {} times, because its shape depends on values\n", name, times);
+  for (const auto& [name, times] : computed)
+    text += fmt::format("computed {} {} times, because its shape depends on values\n", name, times);
   return text;
 }
 
@@ -61,7 +62,13 @@ std::string Outcome::to_json() const {
     facts.push_back({{"name", name}, {"parameters", values}, {"unsharded", unsharded}, {"shard", shard}, {"residence", residence}});
   }
   for (const auto& [phase, unit, begin, computes, waits, sends, memory] : last.schedule) {
-    uses.push_back({{"pass", phase}, {"unit", unit}, {"begin", begin}, {"computes", computes}, {"waits", waits}, {"sends", sends}, {"memory", memory}});
+    uses.push_back({{"pass", phase},
+                    {"unit", unit},
+                    {"begin", begin},
+                    {"computes", computes},
+                    {"waits", waits},
+                    {"sends", sends},
+                    {"memory", memory}});
   }
   OutcomeJson kinds;
   for (size_t i = 0; i < kMemoryKinds; i++) kinds[std::string(name(static_cast<MemoryKind>(i)))] = last.peak[i];

@@ -270,7 +270,8 @@ class PlanCommand {
     nlohmann::ordered_json json = {{"machine", flags_.machine}, {"memory", memory_}, {"plans", nlohmann::ordered_json::array()}, {"left_out", left_out_}};
     for (const auto& plan : plans_) {
       auto& each = json["plans"].emplace_back(
-          nlohmann::ordered_json{{"plan", plan.name}, {"world", plan.world}, {"settings", plan.settings}, {"fits", fits(plan)}});
+          nlohmann::ordered_json{{"plan", plan.name}, {"world", plan.world}, {"settings", plan.settings}, {"fits", nullptr}});
+      if (memory_ > 0) each["fits"] = fits(plan);
       if (!is_program_) each["tokens_per_second"] = tokens_per_second(plan);
       each.update(plan.outcome);
       each.erase("schedule");  // hundreds of lines

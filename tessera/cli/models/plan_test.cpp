@@ -14,8 +14,8 @@ namespace {
 
 using simulate::Machine;
 using ::testing::AllOf;
-using ::testing::HasSubstr;
 using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
 
 struct PlanCommand : ::testing::Test {
   const Folder folder;
