@@ -135,7 +135,7 @@ endforeach()
 add_dependencies(test_cli tessera_cli tessera_cli_models)
 # Whose reports of given numbers, and whose picture of given files, are tested.
 target_sources(test_cli PRIVATE "${PROJECT_SOURCE_DIR}/tessera/cli/speed.cpp" "${PROJECT_SOURCE_DIR}/tessera/cli/top_frame.cpp"
-  "${PROJECT_SOURCE_DIR}/tessera/cli/report/run_files.cpp" "${PROJECT_SOURCE_DIR}/tessera/cli/models/plan_report.cpp")
+  "${PROJECT_SOURCE_DIR}/tessera/cli/report/run_files.cpp")
 if(PJRT_INCLUDE_DIR)
   add_dependencies(test_cli tessera_cli_xla)
 endif()

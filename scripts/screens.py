@@ -63,7 +63,7 @@ SCENES = [
           "tessera launch -n 2 mnist --use-nested-fsdp --ckpt-prefix run/mnist",
           until=r"epoch 2/2 +6\d%.* left$"),  # with its end, because the terminal may have got half of the line
     Scene("plan", "tessera plan: the memory of a rank by kind for each strategy, as bars, best first, and the command that starts the run",
-          "tessera plan Llama-3.1-8B -n 64 --device cuda --precision bf16 --memory 80GB", files={"Llama-3.1-8B/config.json": json.dumps(LLAMA)},
+          "tessera plan Llama-3.1-8B -n 64 --machine gpu --precision bf16 --memory 80GB", files={"Llama-3.1-8B/config.json": json.dumps(LLAMA)},
           begin="█", rows=80),
     Scene("top", "tessera top: ranks, step, rate, memory, who is late, and the curve of the loss", "tessera top run",
           until=r"step \d{4}", beside=RECORDED.format(8), rows=24),

@@ -54,16 +54,18 @@ std::string counted(int64_t number, std::string_view thing) {
   return fmt::format("{} {}{}", number, thing, number == 1 ? "" : "s");
 }
 
-std::string size_text(uint64_t bytes) {
-  if (bytes == 0) return "-";
-  if (bytes < 10'000) return fmt::format("{} B", bytes);
-  const auto number = static_cast<double>(bytes);
-  if (bytes < 10'000'000) return fmt::format("{:.1f} kB", number / 1e3);
-  return number < 1e10 ? fmt::format("{:.1f} MB", number / 1e6) : fmt::format("{:.1f} GB", number / 1e9);
+std::string in_unit(double value, std::initializer_list<std::string_view> units) {
+  const auto* unit = units.begin();
+  for (; value >= 999.5 && unit + 1 < units.end(); unit++) value /= 1000;
+  return value >= 999.5 ? fmt::format("{:.0f} {}", value, *unit) : fmt::format("{:.3g} {}", value, *unit);
 }
 
-std::string seconds_text(double seconds) {
-  return seconds < 0.9995 ? fmt::format("{:.3g} ms", seconds * 1e3) : fmt::format("{:.3g} s", seconds);
+std::string size_text(double bytes) {
+  return in_unit(bytes, {"B", "kB", "MB", "GB", "TB"});
+}
+
+std::string duration_text(double seconds) {
+  return in_unit(seconds * 1e6, {"us", "ms", "s"});
 }
 
 std::string printable(std::string_view text, std::string_view kept) {

@@ -3,6 +3,7 @@
 
 #include <charconv>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -24,10 +25,12 @@ std::string some_of(const std::vector<std::string>& names);
 /// "1 file", "2 files"
 std::string counted(int64_t number, std::string_view thing);
 
-/// "512 B", "1.5 kB", "21.3 MB", "4.0 GB"; "-" for nothing.
-std::string size_text(uint64_t bytes);
-/// "12.5 ms", "3.2 s"
-std::string seconds_text(double seconds);
+/// Three digits in the unit that fits; each unit is a thousand of the one before: in_unit(1.5e6, {"B", "kB", "MB"}) is "1.5 MB".
+std::string in_unit(double value, std::initializer_list<std::string_view> units);
+/// "1.5 MB"
+std::string size_text(double bytes);
+/// "20 ms", from "us" to "s"
+std::string duration_text(double seconds);
 
 /// The text with control characters as "\x1b", so that a terminal shows them instead of obeying them. Characters in `kept` stay.
 std::string printable(std::string_view text, std::string_view kept = {});

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/cli/facts.h"
 #include "tessera/cli/speed.h"
 #include "tessera/comm/communicator.h"
@@ -18,7 +19,6 @@ using simulate::Machine;
 
 constexpr int kRounds = 5;
 constexpr double kSecondsOfRound = 0.03;
-constexpr int64_t kProductSides[] = {1, 16, 64, 256, 1024};
 constexpr int64_t kLargeSide = 1024;
 // Bytes of each of the three tensors of a pass. The largest does not fit caches, and is not so large that libc gives its memory back each time.
 constexpr int64_t kPassSizes[] = {int64_t{1} << 18, int64_t{1} << 20, int64_t{1} << 22, int64_t{1} << 23, int64_t{24} << 20};
@@ -29,7 +29,6 @@ struct Measurement {
   std::function<double()> measure;
   double* member;  // of the machine, for the median over the ranks
   std::string (*text)(double) = computing_text;
-  Better better = Better::More;
 };
 
 /// The seconds of a call of `act`, which returns a tensor that depends on all that it does: the median over rounds.
@@ -95,8 +94,8 @@ double seconds_of_operator(const at::TensorOptions& options) {
 }
 
 double latency_within(const Communicator& host) {
-  std::vector<double> waits;
-  for (int i = 0; i < 10 * kRounds; i++) waits.push_back(seconds_that_takes([&] { host.barrier(); }));
+  std::vector<double> waits(10 * kRounds);
+  for (auto& wait : waits) wait = seconds_that_takes([&] { host.barrier(); });
   return median_of(std::move(waits));
 }
 
@@ -112,17 +111,6 @@ double bandwidth_within(const Communicator& host, const at::TensorOptions& optio
   return 2 * 4 * static_cast<double>(whole.numel() - piece.own.numel()) / seconds;
 }
 
-/// The median over the pairs of ranks on different hosts; what the machine has, if there are none.
-void take_outer_link(const Speeds& speeds, Machine& machine) {
-  std::vector<double> latencies, bandwidths;
-  for (const auto& pair : speeds.pairs) {
-    if (speeds.topology.host_of(pair.first) == speeds.topology.host_of(pair.second)) continue;
-    latencies.push_back(pair.latency);
-    bandwidths.push_back(pair.bandwidth);
-  }
-  if (!latencies.empty()) machine.outer = {.latency = median_of(std::move(latencies)), .bandwidth = median_of(std::move(bandwidths))};
-}
-
 }  // namespace
 
 void calibrate(const Communicator& world, const std::string& file) {
@@ -133,15 +121,13 @@ void calibrate(const Communicator& world, const std::string& file) {
   const auto host = world.split(colors);
   const auto plain = at::TensorOptions(world.traits().device).dtype(at::kFloat);
   const bool on_cpu = world.traits().device.is_cpu();
-  auto machine = on_cpu ? Machine::cpu() : Machine::gpu();
+  auto machine = Machine::named(on_cpu ? "cpu" : "gpu");
   machine.ranks_per_host = host.size();
 
   std::vector<Measurement> all;
-  machine.products.assign(std::size(kProductSides), {});
-  for (size_t i = 0; i < machine.products.size(); i++) {
-    const auto side = kProductSides[i];
+  for (size_t i = 0; i < simulate::kProductSides.size(); i++) {
+    const auto side = simulate::kProductSides[i];
     auto& one = machine.products[i];
-    one.side = static_cast<double>(side);
     all.push_back({fmt::format("product, side {}, float32", side), [=] { return narrow_product_speed(side, plain); }, &one.float32});
     all.push_back({fmt::format("product, side {}, bfloat16", side), [=] { return narrow_product_speed(side, plain.dtype(at::kBFloat16)); }, &one.bfloat16});
   }
@@ -152,9 +138,9 @@ void calibrate(const Communicator& world, const std::string& file) {
     all.push_back({fmt::format("pass over {} kB", 3 * size / 1024), [=] { return pass_speed(size, plain); }, &passes[i], bandwidth_text});
   }
   all.push_back({"step of AdamW", [=] { return optimizer_speed(plain); }, &machine.optimizer_bandwidth, bandwidth_text});
-  all.push_back({"operator on 8 values", [=] { return seconds_of_operator(plain); }, &machine.call, latency_text, Better::Less});
+  all.push_back({"operator on 8 values", [=] { return seconds_of_operator(plain); }, &machine.call, duration_text});
   if (host.size() > 1) {
-    all.push_back({"latency within a host", [=] { return latency_within(host); }, &machine.inner.latency, latency_text, Better::Less});
+    all.push_back({"latency within a host", [=] { return latency_within(host); }, &machine.inner.latency, duration_text});
     all.push_back({"bandwidth within a host", [=] { return bandwidth_within(host, plain); }, &machine.inner.bandwidth, bandwidth_text});
   }
 
@@ -174,7 +160,7 @@ void calibrate(const Communicator& world, const std::string& file) {
     const auto* begin = values[static_cast<int64_t>(i)].data_ptr<double>();
     const std::vector<double> of_ranks(begin, begin + world.size());
     *all[i].member = median_of(of_ranks);
-    table.push_back(speed_row(all[i].name, of_ranks, all[i].better, all[i].text,
+    table.push_back(speed_row(all[i].name, of_ranks, all[i].text,
                               [&](size_t rank) { return fmt::format("rank {} ({})", rank, speeds.hosts[rank]); }));
   }
   machine.cached_bandwidth = std::ranges::max(passes);
@@ -184,7 +170,13 @@ void calibrate(const Communicator& world, const std::string& file) {
     if (passes[i] > std::sqrt(machine.cached_bandwidth * machine.bandwidth)) machine.cache = 3 * static_cast<double>(kPassSizes[i]);
   }
   machine.memory = on_cpu ? static_cast<double>(usable_memory().value_or(0)) : 0;  // that of GPUs is not known here
-  take_outer_link(speeds, machine);
+  std::vector<double> latencies, bandwidths;
+  for (const auto& pair : speeds.pairs) {
+    if (speeds.topology.host_of(pair.first) == speeds.topology.host_of(pair.second)) continue;
+    latencies.push_back(pair.latency);
+    bandwidths.push_back(pair.bandwidth);
+  }
+  if (!latencies.empty()) machine.outer = {.latency = median_of(std::move(latencies)), .bandwidth = median_of(std::move(bandwidths))};
   machine.write(file);
   fmt::print("{}  wrote the medians to {}{}\n", speed_table(std::move(table)), file,
              speeds.topology.hosts() > 1 ? "" : "; there is one host, so the network between hosts is the built-in one");

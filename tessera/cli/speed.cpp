@@ -14,6 +14,7 @@
 #include "tessera/base/format.h"
 #include "tessera/base/product_speed.h"
 #include "tessera/base/table.h"
+#include "tessera/base/words.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::cli {
@@ -24,12 +25,6 @@ constexpr double kSlowPart = 0.6;
 constexpr int kLatencyTries = 10;
 constexpr auto kShortestTransfer = std::chrono::milliseconds(250);
 constexpr int64_t kSmallestTransfer = 1 << 20, kLargestTransfer = 64 << 20;
-
-std::string in_unit(double value, std::span<const std::string_view> units) {
-  size_t i = 0;
-  for (; value >= 1000 && i + 1 < units.size(); i++) value /= 1000;
-  return fmt::format("{:.3g} {}", value, units[i]);
-}
 
 std::string name_of_rank(const Speeds& speeds, int rank) {
   return fmt::format("{} ({})", rank, speeds.hosts[rank]);
@@ -104,23 +99,16 @@ double median_of(std::vector<double> values) {
 }
 
 std::string bandwidth_text(double value) {
-  constexpr std::string_view kUnits[] = {"B/s", "kB/s", "MB/s", "GB/s"};
-  return in_unit(value, kUnits);
-}
-
-std::string latency_text(double seconds) {
-  constexpr std::string_view kUnits[] = {"us", "ms", "s"};
-  return in_unit(seconds * 1e6, kUnits);
+  return size_text(value) + "/s";
 }
 
 std::string computing_text(double value) {
-  constexpr std::string_view kUnits[] = {"FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s"};
-  return in_unit(value, kUnits);
+  return in_unit(value, {"FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s"});
 }
 
-SpeedRow speed_row(std::string name, std::span<const double> values, Better better, std::string (*text)(double),
+SpeedRow speed_row(std::string name, std::span<const double> values, std::string (*text)(double),
                    const std::function<std::string(size_t)>& whose) {
-  const auto is_better = [&](double a, double b) { return better == Better::More ? a > b : a < b; };
+  const auto is_better = [&](double a, double b) { return text == duration_text ? a < b : a > b; };
   std::vector<double> sorted(values.begin(), values.end());
   std::ranges::sort(sorted, is_better);
   const auto middle = sorted[(sorted.size() - 1) / 2];  // of two in the middle the better one, as name_slow takes it
@@ -177,7 +165,7 @@ std::string speed_report(const Speeds& speeds) {
   std::vector<SpeedRow> rows;
   std::vector<std::pair<int, double>> computing;
   for (int rank = 0; rank < std::ssize(speeds.computing); rank++) computing.emplace_back(rank, speeds.computing[rank]);
-  rows.push_back(speed_row("computing", speeds.computing, Better::More, computing_text,
+  rows.push_back(speed_row("computing", speeds.computing, computing_text,
                            [&](size_t i) { return "rank " + name_of_rank(speeds, static_cast<int>(i)); }));
   std::vector<std::string> slow = {name_slow(speeds, computing, "computes at")};
   for (const bool across : {false, true}) {
@@ -195,8 +183,8 @@ std::string speed_report(const Speeds& speeds) {
       bandwidths.push_back(pair.bandwidth);
       latencies.push_back(pair.latency);
     }
-    rows.push_back(speed_row(where + ", bandwidth", bandwidths, Better::More, bandwidth_text, whose));
-    rows.push_back(speed_row(where + ", latency", latencies, Better::Less, latency_text, whose));
+    rows.push_back(speed_row(where + ", bandwidth", bandwidths, bandwidth_text, whose));
+    rows.push_back(speed_row(where + ", latency", latencies, duration_text, whose));
     slow.push_back(
         name_slow(speeds, by_rank(speeds, pairs, [](const RankPair& pair) { return pair.bandwidth; }), "sends " + where + " at"));
     slow.push_back(

@@ -48,13 +48,11 @@ void calibrate(const Communicator& world, const std::string& file);
 double seconds_that_takes(const std::function<void()>& act);
 double median_of(std::vector<double> values);
 
-/// A row of a table: the best, the median and the worst of the values, and whose the worst is.
+/// A row of a table: the best, the median and the worst of the values, and whose the worst is. Durations are better if they are shorter.
 using SpeedRow = std::array<std::string, 6>;
-enum class Better { More, Less };
-SpeedRow speed_row(std::string name, std::span<const double> values, Better better, std::string (*text)(double),
+SpeedRow speed_row(std::string name, std::span<const double> values, std::string (*text)(double),
                    const std::function<std::string(size_t)>& whose);
 std::string bandwidth_text(double value);
-std::string latency_text(double seconds);
 std::string computing_text(double value);
 /// A heading above the rows, all of them two columns to the right.
 std::string speed_table(std::vector<SpeedRow> rows);

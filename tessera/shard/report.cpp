@@ -20,6 +20,14 @@
 namespace tessera {
 namespace {
 
+/// "512 B", "1.5 kB", "21.3 MB"; "-" for nothing.
+std::string bytes_text(uint64_t bytes) {
+  if (bytes == 0) return "-";
+  if (bytes < 10'000) return fmt::format("{} B", bytes);
+  const auto number = static_cast<double>(bytes);
+  return bytes < 10'000'000 ? fmt::format("{:.1f} kB", number / 1e3) : fmt::format("{:.1f} MB", number / 1e6);
+}
+
 /// A row of the table of units.
 constexpr size_t kColumns = 8;
 using Row = std::array<std::string, kColumns>;
@@ -50,12 +58,12 @@ Row row_of(Unit& unit, size_t depth) {
   const auto& counters = unit.counters();
   return {shown_name(unit.name(), depth),
           fmt::format("{}", numel_of(unit)),
-          size_text(memory.unsharded_bytes(unit.buffers())),
-          size_text(shard_bytes),
+          bytes_text(memory.unsharded_bytes(unit.buffers())),
+          bytes_text(shard_bytes),
           fmt::format("{}", fmt::join(dtypes, "+")),
           fmt::format("{}{}", memory.residence, memory.disk ? ", disk" : ""),
           fmt::format("{}", counters.gathers),
-          size_text(counters.gathered_bytes)};
+          bytes_text(counters.gathered_bytes)};
 }
 
 /// Whether the unit was made from the model itself. Such a unit is named after the model's class; any other is named after its path in the
@@ -196,8 +204,8 @@ std::string describe(ConstModuleRef module) {
   for (const auto& buffer : module->buffers()) buffers += buffer.numel();
   return table_of(rows, kAlignments) +
          fmt::format("{} in {}, {} in buffers; {} received\n", counted(parameters, "parameter"), counted(std::ssize(rows) - 1, "unit"),
-                     counted(buffers, "value"), total.gathered_bytes == 0 ? "nothing" : size_text(total.gathered_bytes)) +
-         fmt::format("peak of unsharded units {}, uses not foreseen {}, prefetches cancelled {}\n", size_text(total.peak_unsharded_bytes),
+                     counted(buffers, "value"), total.gathered_bytes == 0 ? "nothing" : bytes_text(total.gathered_bytes)) +
+         fmt::format("peak of unsharded units {}, uses not foreseen {}, prefetches cancelled {}\n", bytes_text(total.peak_unsharded_bytes),
                      total.misses, total.cancelled) +
          advice_lines(advice_on_units(facts_of_units(module, tree)));
 }

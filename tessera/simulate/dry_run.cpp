@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <optional>
 
 #include "tessera/base/clock.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
+#include "tessera/base/words.h"
 #include "tessera/simulate/flops.h"
 #include "tessera/simulate/machine.h"
 #include "tessera/simulate/memory.h"
@@ -39,19 +39,16 @@ struct Clocks {
 };
 Clocks clocks;
 
-class DryRun final : public Simulation, OperatorCosts, Traffics {
+class DryRun final : public Simulation, OperatorCosts {
  public:
-  DryRun(int ranks, int ranks_per_host, Machine machine, std::string machine_name)
-      : machine_(std::move(machine)), out_(env("TESSERA_DRY_RUN_OUT").value_or("")) {
-    outcome_.ranks = ranks;
-    outcome_.ranks_per_host = std::min(ranks, ranks_per_host);
-    outcome_.machine = std::move(machine_name);
+  DryRun(const Machine& machine, Outcome nothing_yet)
+      : machine_(machine), out_(env("TESSERA_DRY_RUN_OUT").value_or("")), outcome_(std::move(nothing_yet)) {
     current_ = this;
     set_clock([] { return clocks.shown(); });
     count_memory([this](const MemoryUse& use) {
       step_.peak = use;
       step_.place = place_;
-      if (!step_.schedule.empty()) step_.schedule.back().memory = std::max(step_.schedule.back().memory, use.all());
+      present().memory = std::max(present().memory, use.all());
     });
     leave_out_values(*this);
   }
@@ -59,7 +56,14 @@ class DryRun final : public Simulation, OperatorCosts, Traffics {
   Communicator world(std::chrono::milliseconds limit) {
     std::vector<int> hosts;
     for (int rank = 0; rank < outcome_.ranks; rank++) hosts.push_back(rank / outcome_.ranks_per_host);
-    return simulated_world(Topology(hosts), machine_, *this, limit);
+    const auto count = [this](Operation operation, double seconds, uint64_t bytes, uint64_t across) {
+      clocks.queue += seconds;
+      step_.communication += seconds;
+      (operation == Operation::AllGather || operation == Operation::Broadcast ? step_.gathered : step_.reduced) += bytes;
+      step_.across += across;
+      present().sends += bytes;
+    };
+    return simulated_world(Topology(hosts), machine_, count, limit);
   }
 
   void begin_operation() override {
@@ -70,18 +74,11 @@ class DryRun final : public Simulation, OperatorCosts, Traffics {
     clocks.in_operation = false;
     return clocks.queue;
   }
-  void moved(Operation operation, double seconds, uint64_t bytes, uint64_t across) override {
-    clocks.queue += seconds;
-    step_.communication += seconds;
-    (operation == Operation::AllGather || operation == Operation::Broadcast ? step_.gathered : step_.reduced) += bytes;
-    step_.across += across;
-    if (!step_.schedule.empty()) step_.schedule.back().sends += bytes;
-  }
   void wait_until(double time) override {
     const auto seconds = std::max(0.0, time - clocks.now);
     clocks.now += seconds;
     step_.exposed += seconds;
-    if (!step_.schedule.empty()) step_.schedule.back().waits += seconds;
+    present().waits += seconds;
   }
   bool has_come(double time) const override { return time <= clocks.now; }
 
@@ -102,23 +99,19 @@ class DryRun final : public Simulation, OperatorCosts, Traffics {
     trains_ = true;
     if (phase == kWrite) {  // the optimizer's step enters all units at once
       place_ = "the optimizer's step";
-      if (!step_.schedule.empty() && step_.schedule.back().phase == kStep) return;
+      if (present().phase == kStep) return;
       phase = kStep;
       unit = "";
     } else {
       place_ = fmt::format("{} of {}", phase, unit);
     }
-    step_.schedule.push_back(
-        {.phase = std::string(phase), .unit = std::string(unit), .begin = clocks.now - begin_, .memory = memory_in_use().all()});
+    const auto memory = memory_in_use().all();
+    step_.schedule.push_back({.phase = std::string(phase), .unit = std::string(unit), .begin = clocks.now - begin_, .memory = memory});
   }
   void add_unit(std::string_view name, uint64_t parameters, uint64_t unsharded, uint64_t shard, std::string_view residence) override {
     const auto known = std::ranges::find(outcome_.units, name, &UnitFacts::name);
     auto& unit = known != outcome_.units.end() ? *known : outcome_.units.emplace_back();
-    unit = {.name = std::string(name),
-            .residence = std::string(residence),
-            .parameters = parameters,
-            .unsharded = unsharded,
-            .shard = shard};
+    unit = {std::string(name), std::string(residence), parameters, unsharded, shard};
   }
   void backward_done() override {
     passes_++;
@@ -159,18 +152,17 @@ class DryRun final : public Simulation, OperatorCosts, Traffics {
     (clocks.in_operation ? clocks.queue : clocks.now) += seconds;
     if (clocks.in_operation) return;
     step_.compute += seconds;
-    if (!step_.schedule.empty()) step_.schedule.back().computes += seconds;
+    present().computes += seconds;
   }
+
+  /// The present use of a unit; one that nobody reads before the first.
+  UnitUse& present() { return step_.schedule.empty() ? before_ : step_.schedule.back(); }
 
   /// The step so far becomes the outcome.
   void take_step() {
     step_.step = clocks.now - begin_;
-    step_.steps = outcome_.steps + 1;
-    step_.ranks = outcome_.ranks;
-    step_.ranks_per_host = outcome_.ranks_per_host;
-    step_.machine = outcome_.machine;
-    step_.units = std::move(outcome_.units);
-    outcome_ = std::exchange(step_, {});
+    outcome_.last = std::exchange(step_, {});
+    outcome_.steps++;
     begin_ = clocks.now;
     reset_peak();
   }
@@ -183,23 +175,14 @@ class DryRun final : public Simulation, OperatorCosts, Traffics {
 
   const Machine machine_;
   const std::string out_;
-  Outcome outcome_, step_;  // of the last whole step, and of the present one
+  Outcome outcome_;
+  StepOutcome step_;  // the present one
+  UnitUse before_;
   std::string place_ = "the start";
   double begin_ = 0;  // of the present step
   int passes_ = 0;
   bool trains_ = false, stepped_ = false, reported_ = false;
 };
-
-/// "64", or "64/8" for 8 ranks a host.
-std::pair<int, std::optional<int>> ranks_of(const std::string& text) {
-  int ranks = 0, here = 0;
-  char rest = 0;
-  const int found = std::sscanf(text.c_str(), "%d/%d%c", &ranks, &here, &rest);
-  const bool is_good = (found == 1 && text.find('/') == std::string::npos && std::to_string(ranks) == text) || (found == 2 && here > 0);
-  if (!is_good || ranks < 1 || ranks > kMostRanks)
-    throw ConfigError("TESSERA_DRY_RUN='{}' is not a number of ranks, such as 64, or 64/8 for 8 ranks on each host", text);
-  return {ranks, found == 2 ? std::optional(here) : std::nullopt};
-}
 
 /// The world of this process, which is a dry run from now on.
 Communicator dry_world(std::chrono::milliseconds limit) {
@@ -210,10 +193,15 @@ Communicator dry_world(std::chrono::milliseconds limit) {
           "TESSERA_DRY_RUN is set for a program that a launcher has started on {} ranks, but one process simulates all ranks: start the "
           "program by itself, or with tessera launch --dry-run",
           identity->world_size);
-    const auto [ranks, here] = ranks_of(env("TESSERA_DRY_RUN").value());
-    auto machine = Machine::of_environment();
-    const auto per_host = here.value_or(machine.ranks_per_host);
-    run = new DryRun(ranks, per_host, std::move(machine), env("TESSERA_MACHINE").value_or("cpu"));
+    const auto name = env("TESSERA_MACHINE").value_or("cpu");
+    const auto machine = Machine::named(name);
+    const auto text = env("TESSERA_DRY_RUN").value();
+    const auto slash = text.find('/');
+    const auto ranks = number_of<int>(text.substr(0, slash));
+    const auto here = slash == std::string::npos ? machine.ranks_per_host : number_of<int>(text.substr(slash + 1)).value_or(0);
+    if (!ranks || *ranks < 1 || *ranks > kMostRanks || here < 1)
+      throw ConfigError("TESSERA_DRY_RUN='{}' is not a number of ranks, such as 64, or 64/8 for 8 ranks on each host", text);
+    run = new DryRun(machine, {.ranks = *ranks, .ranks_per_host = std::min(*ranks, here), .machine = name});
     std::atexit([] { run->report(); });
   }
   return run->world(limit);

@@ -37,8 +37,12 @@ class FlopCounter : NoCopy {
 /// While it lives, nothing that this thread computes counts.
 class Uncounted : NoCopy {
  public:
-  Uncounted();
-  ~Uncounted();
+  Uncounted() { depth_++; }
+  ~Uncounted() { depth_--; }
+  static bool applies() { return depth_ > 0; }
+
+ private:
+  inline static thread_local int depth_ = 0;
 };
 
 }  // namespace tessera::simulate

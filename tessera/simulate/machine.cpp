@@ -3,100 +3,81 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <utility>
+#include <vector>
 
 #include "tessera/base/atomic_write.h"
-#include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/input_file.h"
 
 namespace tessera::simulate {
 namespace {
 
-using MachineJson = nlohmann::ordered_json;
-
-constexpr auto kWayOut = "measure the machine anew: tessera test --calibrate FILE";
-
-/// The fields that are plain numbers.
-constexpr std::array kNumbers = {
-    std::pair{"convolution_flops", &Machine::convolution_flops},
-    std::pair{"bandwidth", &Machine::bandwidth},
-    std::pair{"cached_bandwidth", &Machine::cached_bandwidth},
-    std::pair{"cache", &Machine::cache},
-    std::pair{"call", &Machine::call},
-    std::pair{"optimizer_bandwidth", &Machine::optimizer_bandwidth},
-    std::pair{"message", &Machine::message},
-    std::pair{"memory", &Machine::memory},
+/// A number of a machine, by its name in files, and what the built-in machines have.
+struct MachineField {
+  const char* name;
+  double* value;
+  double least, cpu, gpu;
 };
 
-/// Reads fields of an object in the file, and names the file and the field in errors.
-struct MachineFile {
-  const std::filesystem::path& path;
-  const MachineJson& object;
-  std::string prefix = {};
-
-  const MachineJson& at(const std::string& field) const {
-    const auto found = object.find(field);
-    if (found == object.end()) throw ConfigError("{}: {}{} is missing; {}", path, prefix, field, kWayOut);
-    return *found;
-  }
-  [[noreturn]] void refuse(const std::string& field, std::string_view must) const {
-    throw ConfigError("{}: {}{} is {}, but must be {}; {}", path, prefix, field, at(field).dump(), must, kWayOut);
-  }
-  double number(const std::string& field, double least) const {
-    const auto& value = at(field);
-    if (!value.is_number() || value.get<double>() < least) refuse(field, least > 0 ? "a positive number" : "a number that is not negative");
-    return value.get<double>();
-  }
-  double positive(const std::string& field) const { return number(field, 1e-300); }
-  MachineLink link(const std::string& field) const {
-    if (!at(field).is_object()) refuse(field, "an object with latency and bandwidth");
-    const MachineFile inside{path, at(field), prefix + field + "."};
-    return {.latency = inside.number("latency", 0), .bandwidth = inside.positive("bandwidth")};
-  }
-};
+/// "cpu" is a host of 8 ranks, each with about 16 cores with AVX-512 that share 64 GB in 8 to 12 channels of DDR5; 10 Gbit/s Ethernet. "gpu" is
+/// a host of 8 GPUs such as H100: about half of what the data sheet says in bfloat16, 80 GB each; NVLink, and 8 x 400 Gbit/s.
+std::vector<MachineField> fields_of(Machine& machine) {
+  auto& products = machine.products;
+  return {{"product_1_float32", &products[0].float32, 1, 10e9, 1e12},
+          {"product_1_bfloat16", &products[0].bfloat16, 1, 5e9, 1e12},
+          {"product_16_float32", &products[1].float32, 1, 120e9, 10e12},
+          {"product_16_bfloat16", &products[1].bfloat16, 1, 100e9, 20e12},
+          {"product_64_float32", &products[2].float32, 1, 400e9, 30e12},
+          {"product_64_bfloat16", &products[2].bfloat16, 1, 400e9, 100e12},
+          {"product_256_float32", &products[3].float32, 1, 800e9, 45e12},
+          {"product_256_bfloat16", &products[3].bfloat16, 1, 1e12, 250e12},
+          {"product_1024_float32", &products[4].float32, 1, 1e12, 50e12},
+          {"product_1024_bfloat16", &products[4].bfloat16, 1, 2e12, 400e12},
+          {"convolution_flops", &machine.convolution_flops, 1, 600e9, 40e12},
+          {"bandwidth", &machine.bandwidth, 1, 25e9, 2.5e12},
+          {"cached_bandwidth", &machine.cached_bandwidth, 1, 150e9, 5e12},
+          {"cache", &machine.cache, 0, 32e6, 40e6},
+          {"call", &machine.call, 0, 5e-6, 8e-6},
+          {"optimizer_bandwidth", &machine.optimizer_bandwidth, 1, 25e9, 2e12},
+          {"inner_latency", &machine.inner.latency, 0, 5e-6, 2e-6},
+          {"inner_bandwidth", &machine.inner.bandwidth, 1, 10e9, 300e9},
+          {"outer_latency", &machine.outer.latency, 0, 30e-6, 5e-6},
+          {"outer_bandwidth", &machine.outer.bandwidth, 1, 10e9 / 8, 8 * 400e9 / 8},
+          {"message", &machine.message, 0, 20e-6, 1e-6},
+          {"memory", &machine.memory, 0, 8 * 64e9, 8 * 80e9}};
+}
 
 Machine read_machine(const std::filesystem::path& path) {
-  const auto json = MachineJson::parse(InputFile(path).read_all(), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw IoError("{} is damaged: it is not a JSON object; {}", path, kWayOut);
-  const MachineFile file{path, json};
+  const auto json = nlohmann::json::parse(InputFile(path).read_all(), nullptr, /*allow_exceptions=*/false);
+  const auto expect = [&](const std::string& name, const auto& is_good, const std::string& must) {
+    const auto field = json.is_object() ? json.value(name, nlohmann::json()) : nlohmann::json();
+    if (!is_good(field))
+      throw ConfigError("{}: {} is {}, but must be {}; measure the machine anew: tessera test --calibrate FILE", path, name, field.dump(),
+                        must);
+    return field;
+  };
   Machine machine;
-  if (file.at("kind") != "cpu" && file.at("kind") != "gpu") file.refuse("kind", "\"cpu\" or \"gpu\"");
-  file.at("kind").get_to(machine.kind);
-  const auto& products = file.at("products");
-  if (!products.is_array() || products.empty()) file.refuse("products", "a list of speeds");
-  for (size_t i = 0; i < products.size(); i++) {
-    if (!products[i].is_object()) file.refuse("products", "a list of objects");
-    const MachineFile entry{path, products[i], fmt::format("products[{}].", i)};
-    const auto least = machine.products.empty() ? 0 : machine.products.back().side;
-    if (entry.positive("side") <= least) entry.refuse("side", "larger than the one before");
-    machine.products.push_back(
-        {.side = entry.positive("side"), .float32 = entry.positive("float32"), .bfloat16 = entry.positive("bfloat16")});
+  machine.kind = expect("kind", [](const auto& kind) { return kind == "cpu" || kind == "gpu"; }, "cpu or gpu");
+  const auto is_count = [](const auto& ranks) { return ranks.is_number_integer() && ranks >= 1 && ranks <= 4096; };
+  machine.ranks_per_host = expect("ranks_per_host", is_count, "a whole number from 1 to 4096");
+  for (const auto& field : fields_of(machine)) {
+    const auto is_good = [&](const auto& number) { return number.is_number() && number >= field.least; };
+    *field.value = expect(field.name, is_good, fmt::format("a number, {} or more", field.least));
   }
-  for (const auto& [name, member] : kNumbers) {
-    const bool divides = std::string_view(name).ends_with("bandwidth") || member == &Machine::convolution_flops;
-    machine.*member = divides ? file.positive(name) : file.number(name, 0);
-  }
-  const auto& ranks = file.at("ranks_per_host");
-  if (!ranks.is_number_integer() || ranks < 1 || ranks > 4096) file.refuse("ranks_per_host", "a whole number from 1 to 4096");
-  ranks.get_to(machine.ranks_per_host);
-  machine.inner = file.link("inner");
-  machine.outer = file.link("outer");
   return machine;
 }
 
 /// Speeds between two sides are on a line over the logarithm of the side; below the smallest side they fall with the side.
 double product_speed(const Machine& machine, double side, double ProductSpeed::*dtype) {
-  const auto& all = machine.products;
-  const auto above = std::ranges::find_if(all, [&](const ProductSpeed& one) { return one.side >= side; });
-  if (above == all.end()) return all.back().*dtype;
-  if (above == all.begin()) return all.front().*dtype * std::max(side, 1.0) / all.front().side;
-  const auto& below = *std::prev(above);
-  const auto part = std::log(side / below.side) / std::log(above->side / below.side);
-  return below.*dtype + part * ((*above).*dtype - below.*dtype);
+  const auto speed = [&](size_t i) { return machine.products[i].*dtype; };
+  const auto above = static_cast<size_t>(std::ranges::lower_bound(kProductSides, side) - kProductSides.begin());
+  if (above == kProductSides.size()) return speed(above - 1);
+  if (above == 0) return speed(0) * std::max(side, 1.0) / kProductSides[0];
+  const double below = kProductSides[above - 1];
+  const auto part = std::log(side / below) / std::log(kProductSides[above] / below);
+  return speed(above - 1) + part * (speed(above) - speed(above - 1));
 }
 
 double ProductSpeed::*speed_of(at::ScalarType dtype) {
@@ -110,60 +91,17 @@ double factor_of(at::ScalarType dtype) {
 
 }  // namespace
 
-Machine Machine::cpu() {
-  // A host of 8 ranks, each with about 16 cores with AVX-512 that share 64 GB in 8 to 12 channels of DDR5; 10 Gbit/s Ethernet.
-  return {.kind = "cpu",
-          .products = {{1, 10e9, 5e9}, {16, 120e9, 100e9}, {64, 400e9, 400e9}, {256, 800e9, 1e12}, {1024, 1e12, 2e12}},
-          .convolution_flops = 600e9,
-          .bandwidth = 25e9,
-          .cached_bandwidth = 150e9,
-          .cache = 32e6,
-          .call = 5e-6,
-          .optimizer_bandwidth = 25e9,
-          .ranks_per_host = 8,
-          .inner = {.latency = 5e-6, .bandwidth = 10e9},
-          .outer = {.latency = 30e-6, .bandwidth = 10e9 / 8},
-          .message = 20e-6,
-          .memory = 8 * 64e9};
-}
-
-Machine Machine::gpu() {
-  // A host of 8 GPUs such as H100: about half of what the data sheet says in bfloat16, 80 GB each; NVLink, and 8 x 400 Gbit/s.
-  return {.kind = "gpu",
-          .products = {{1, 1e12, 1e12}, {16, 10e12, 20e12}, {64, 30e12, 100e12}, {256, 45e12, 250e12}, {1024, 50e12, 400e12}},
-          .convolution_flops = 40e12,
-          .bandwidth = 2.5e12,
-          .cached_bandwidth = 5e12,
-          .cache = 40e6,
-          .call = 8e-6,
-          .optimizer_bandwidth = 2e12,
-          .ranks_per_host = 8,
-          .inner = {.latency = 2e-6, .bandwidth = 300e9},
-          .outer = {.latency = 5e-6, .bandwidth = 8 * 400e9 / 8},
-          .message = 1e-6,
-          .memory = 8 * 80e9};
-}
-
 Machine Machine::named(const std::string& name) {
-  if (name == "cpu") return cpu();
-  if (name == "gpu") return gpu();
-  return read_machine(name);
-}
-
-Machine Machine::of_environment() {
-  return named(env("TESSERA_MACHINE").value_or("cpu"));
+  if (name != "cpu" && name != "gpu") return read_machine(name);
+  Machine machine{.kind = name, .ranks_per_host = 8};
+  for (const auto& field : fields_of(machine)) *field.value = name == "cpu" ? field.cpu : field.gpu;
+  return machine;
 }
 
 void Machine::write(const std::filesystem::path& file) const {
-  MachineJson json = {{"kind", kind}, {"products", MachineJson::array()}};
-  for (const auto& one : products) {
-    json["products"].push_back({{"side", one.side}, {"float32", one.float32}, {"bfloat16", one.bfloat16}});
-  }
-  for (const auto& [name, member] : kNumbers) json[name] = this->*member;
-  json["ranks_per_host"] = ranks_per_host;
-  for (const auto& [name, link] : {std::pair{"inner", inner}, std::pair{"outer", outer}}) {
-    json[name] = {{"latency", link.latency}, {"bandwidth", link.bandwidth}};
-  }
+  auto machine = *this;
+  nlohmann::ordered_json json = {{"kind", kind}, {"ranks_per_host", ranks_per_host}};
+  for (const auto& field : fields_of(machine)) json[field.name] = *field.value;
   write_text(file, json.dump(2) + "\n");
 }
 

@@ -3,91 +3,75 @@
 #include <c10/core/Allocator.h>
 #include <sys/mman.h>
 
-#include <cstdlib>
+#include <cstddef>
 #include <cstring>
 #include <mutex>
 #include <new>
-#include <numeric>
 
 namespace tessera::simulate {
 namespace {
 
-/// Never destroyed, because tensors in static storage are freed after main.
+constexpr size_t kMapped = size_t{64} << 10, kLine = 64;
+
 struct Account {
   std::mutex mutex;
-  MemoryUse use;
+  MemoryUse use = {};
   uint64_t peak = 0;
   MemoryKind otherwise = MemoryKind::Parameters;
   std::function<void(const MemoryUse&)> at_peak;
-
-  void add(MemoryKind kind, uint64_t bytes) {
-    const std::lock_guard lock(mutex);
-    use.of(kind) += bytes;
-    if (const auto all = use.all(); all > peak) {
-      peak = all;
-      if (at_peak) at_peak(use);
-    }
-  }
-  void remove(MemoryKind kind, uint64_t bytes) {
-    const std::lock_guard lock(mutex);
-    use.of(kind) -= bytes;
-  }
 };
 
+/// Never destroyed, because tensors in static storage are freed after main.
 Account& account() {
   static auto* const all = new Account;
   return *all;
 }
 
-struct Allocated {
-  void* memory;
-  size_t bytes;
+/// Stands kLine bytes before the memory of a tensor, because oneDNN frees memory by its address alone.
+struct AllocatedHeader {
+  size_t bytes;  // with the header
   MemoryKind kind;
-  bool is_mapped;
 };
+
+void free_reserved(void* memory) {
+  if (memory == nullptr) return;
+  auto* const begin = static_cast<std::byte*>(memory) - kLine;
+  const auto [bytes, kind] = *reinterpret_cast<const AllocatedHeader*>(begin);
+  {
+    const std::lock_guard lock(account().mutex);
+    account().use[static_cast<size_t>(kind)] -= bytes - kLine;
+  }
+  if (bytes >= kMapped) {
+    ::munmap(begin, bytes);
+  } else {
+    ::operator delete(begin, std::align_val_t(kLine));
+  }
+}
 
 /// Maps large memory, so that pages which nobody writes take nothing, however much is reserved.
 class ReservedMemory final : public c10::Allocator {
  public:
-  at::DataPtr allocate(size_t bytes) override {
-    constexpr size_t kMapped = size_t{64} << 10, kLine = 64;
-    if (bytes == 0) return {nullptr, c10::kCPU};
-    const bool is_mapped = bytes >= kMapped;
-    void* memory = nullptr;
-    if (is_mapped) {
-      memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      if (memory == MAP_FAILED) throw std::bad_alloc();
+  at::DataPtr allocate(size_t size) override {
+    if (size == 0) return {nullptr, c10::kCPU};
+    const auto bytes = size + kLine;
+    void* begin = nullptr;
+    if (bytes >= kMapped) {
+      begin = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (begin == MAP_FAILED) throw std::bad_alloc();
     } else {
-      memory = ::operator new(bytes, std::align_val_t(kLine));
-      std::memset(memory, 0, bytes);
+      begin = std::memset(::operator new(bytes, std::align_val_t(kLine)), 0, bytes);
     }
     const auto scope = MemoryScope::kind();
-    const auto kind = scope < 0 ? account().otherwise : static_cast<MemoryKind>(scope);
-    account().add(kind, bytes);
-    return {memory, new Allocated{memory, bytes, kind, is_mapped}, release, c10::kCPU};
+    const auto* const header = new (begin) AllocatedHeader{bytes, scope < 0 ? account().otherwise : static_cast<MemoryKind>(scope)};
+    add_memory(header->kind, size);
+    auto* const memory = static_cast<std::byte*>(begin) + kLine;
+    return {memory, memory, free_reserved, c10::kCPU};
   }
-  at::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  at::DeleterFnPtr raw_deleter() const override { return free_reserved; }
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
-
- private:
-  static void release(void* context) {
-    constexpr size_t kLine = 64;
-    const auto* const allocated = static_cast<Allocated*>(context);
-    account().remove(allocated->kind, allocated->bytes);
-    if (allocated->is_mapped) {
-      ::munmap(allocated->memory, allocated->bytes);
-    } else {
-      ::operator delete(allocated->memory, std::align_val_t(kLine));
-    }
-    delete allocated;
-  }
 };
 
 }  // namespace
-
-uint64_t MemoryUse::all() const {
-  return std::accumulate(kinds.begin(), kinds.end(), uint64_t{0});
-}
 
 void count_memory(std::function<void(const MemoryUse&)> at_peak) {
   account().at_peak = std::move(at_peak);
@@ -100,7 +84,12 @@ void allocate_as(MemoryKind kind) {
 }
 
 void add_memory(MemoryKind kind, uint64_t bytes) {
-  account().add(kind, bytes);
+  const std::lock_guard lock(account().mutex);
+  account().use[static_cast<size_t>(kind)] += bytes;
+  if (const auto all = account().use.all(); all > account().peak) {
+    account().peak = all;
+    if (account().at_peak) account().at_peak(account().use);
+  }
 }
 
 void reset_peak() {

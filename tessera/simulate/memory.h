@@ -4,16 +4,15 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 
 #include "tessera/comm/simulation.h"
 
 namespace tessera::simulate {
 
-struct MemoryUse {
-  std::array<uint64_t, kMemoryKinds> kinds{};  // bytes
-
-  uint64_t& of(MemoryKind kind) { return kinds[static_cast<size_t>(kind)]; }
-  uint64_t all() const;
+/// Bytes of each kind of memory.
+struct MemoryUse : std::array<uint64_t, kMemoryKinds> {
+  uint64_t all() const { return std::accumulate(begin(), end(), uint64_t{0}); }
 };
 
 /// From now on, tensors in host memory get such memory, which is zero at first. `at_peak` is called whenever more is in use than before.

@@ -22,12 +22,7 @@ double log2_up(int count) {
   return std::ceil(std::log2(count));
 }
 
-/// Of an agreement: among three ranks or fewer all send to all, among others each sends to one rank at a time.
-double agreement_turns(int ranks) {
-  return ranks < 2 ? 0 : ranks <= 3 ? 1 : log2_up(ranks);
-}
-
-// --- an all-gather to, or a reduce-scatter of, a buffer of `bytes` ---
+// Each function returns the seconds of an all-gather to, or a reduce-scatter of, a buffer of `bytes`, unless it says otherwise.
 
 /// Ranks of one host: each copies, or adds, what the others have.
 double by_shared_memory(const GroupOnHosts& group, double bytes) {
@@ -41,7 +36,8 @@ double at_one_level(const GroupOnHosts& group, double bytes) {
   const auto part = bytes / group.size();
   const auto network = group.ranks * (group.size() - group.ranks) * part / group.outer.bandwidth;
   const auto inside = (group.ranks - 1) * part / group.inner.bandwidth;
-  const auto agreement = agreement_turns(group.size()) * (group.outer.latency + group.message);
+  const auto turns = group.size() <= 3 ? 1 : log2_up(group.size());  // three ranks or fewer agree by sending all to all
+  const auto agreement = turns * (group.outer.latency + group.message);
   return agreement + group.outer.latency + (group.size() - 1) * group.message + std::max(network, inside);
 }
 
@@ -70,35 +66,12 @@ double down_tree(const GroupOnHosts& group, double bytes) {
   return hops + bytes / slower;
 }
 
-double on_gpus(const GroupOnHosts& group, Operation operation, double bytes) {
-  switch (operation) {
-    case Operation::AllGather:
-    case Operation::ReduceScatter: return by_ring(group, bytes);
-    case Operation::AllReduce: return std::min(2 * by_ring(group, bytes), 2 * down_tree(group, bytes));
-    case Operation::Broadcast: return down_tree(group, bytes);
-    default: return 2 * down_tree(group, 0);
-  }
-}
-
 /// A root sends everything to each other rank or host, through its own link.
 double from_root(const GroupOnHosts& group, double bytes, int levels) {
   const auto here = group.ranks > 1 ? 2 * group.inner.latency + bytes / group.inner.bandwidth : 0;
   if (group.hosts == 1) return here;
   const auto receivers = levels > 1 ? group.hosts - 1 : group.size() - group.ranks;
   return at_two_levels(group, 0, Among::Host) + receivers * (bytes / group.outer.bandwidth + group.message) + here;
-}
-
-double on_cpus(const GroupOnHosts& group, Operation operation, double bytes, int levels, Among whole_of) {
-  const auto parts = [&](double size) {
-    return levels > 1 ? at_two_levels(group, size, whole_of) : at_one_level(group, size);
-  };
-  switch (operation) {
-    case Operation::AllGather:
-    case Operation::ReduceScatter: return parts(bytes);
-    case Operation::AllReduce: return 2 * parts(bytes);
-    case Operation::Broadcast: return from_root(group, bytes, levels);
-    default: return parts(0);
-  }
 }
 
 }  // namespace
@@ -112,7 +85,17 @@ double collective_seconds(const Machine& machine, Operation operation, double by
                      .outer = machine.outer,
                      .message = machine.message};
   group.outer.bandwidth /= std::max(1, machine.ranks_per_host / group.ranks);
-  return machine.kind == "gpu" ? on_gpus(group, operation, bytes) : on_cpus(group, operation, bytes, levels, whole_of);
+  const bool on_gpus = machine.kind == "gpu";
+  const auto parts = [&](double size) {
+    return on_gpus ? by_ring(group, size) : levels > 1 ? at_two_levels(group, size, whole_of) : at_one_level(group, size);
+  };
+  switch (operation) {
+    case Operation::AllGather:
+    case Operation::ReduceScatter: return parts(bytes);
+    case Operation::AllReduce: return 2 * (on_gpus ? std::min(parts(bytes), down_tree(group, bytes)) : parts(bytes));
+    case Operation::Broadcast: return on_gpus ? down_tree(group, bytes) : from_root(group, bytes, levels);
+    default: return on_gpus ? 2 * down_tree(group, 0) : parts(0);
+  }
 }
 
 }  // namespace tessera::simulate

@@ -29,33 +29,26 @@ OperatorCosts* costs_of_process = nullptr;
 
 /// What is known of an operator before it is called.
 struct Known {
+  ShapeRule rule;
+  bool is_composite, changes_shape, needs_values;
+  bool is_view = false, only_writes = false;  // only_writes: changes values of its arguments, and returns nothing else
+  std::optional<size_t> device = {};
+
   explicit Known(const c10::OperatorHandle& handle)
       : rule(shape_rule(handle.operator_name().name)),
         is_composite(rule == nullptr && !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU)),
         changes_shape(handle.hasTag(at::Tag::inplace_view) || handle.operator_name().name.starts_with("aten::resize_") ||
                       handle.operator_name().name == "aten::set_"),
         needs_values(handle.hasTag(at::Tag::data_dependent_output) || handle.hasTag(at::Tag::dynamic_output_shape)) {
-    const auto& schema = handle.schema();
-    bool writes = false, has_out = false, makes = false;
-    for (size_t i = 0; i < schema.arguments().size(); i++) {
-      const auto& argument = schema.arguments()[i];
-      if (argument.name() == "device") device = i;
-      writes = writes || (argument.alias_info() != nullptr && argument.alias_info()->isWrite());
-      has_out = has_out || argument.is_out();
-    }
-    for (const auto& result : schema.returns()) {
-      const auto* const alias = result.alias_info();
-      is_view = is_view || (alias != nullptr && !alias->isWrite());
-      makes = makes || alias == nullptr;
-    }
-    only_writes = writes && !has_out && !makes;
+    const auto& arguments = handle.schema().arguments();
+    const auto& returns = handle.schema().returns();
+    const auto writes = [](const c10::Argument& one) { return one.alias_info() != nullptr && one.alias_info()->isWrite(); };
+    only_writes = std::ranges::any_of(arguments, writes) && std::ranges::none_of(arguments, &c10::Argument::is_out) &&
+                  std::ranges::all_of(returns, [](const c10::Argument& one) { return one.alias_info() != nullptr; });
+    is_view = std::ranges::any_of(returns, [&](const c10::Argument& one) { return one.alias_info() != nullptr && !writes(one); });
+    const auto found = std::ranges::find(arguments, "device", &c10::Argument::name);
+    if (found != arguments.end()) device = found - arguments.begin();
   }
-
-  ShapeRule rule;
-  bool is_composite, changes_shape, needs_values;
-  bool is_view = false;
-  bool only_writes = false;  // changes values of its arguments, and returns nothing else
-  std::optional<size_t> device;
 };
 
 const Known& known(const c10::OperatorHandle& handle) {
@@ -89,12 +82,7 @@ class Call {
   Call(const c10::OperatorHandle& handle, const Known& op, c10::DispatchKeySet below, Stack& stack)
       : handle_(handle), op_(op), below_(below), stack_(stack), base_(stack.size() - handle.schema().arguments().size()),
         given_(stack.begin() + static_cast<std::ptrdiff_t>(base_), stack.end()) {
-    for (const auto& value : given_) {
-      mapped(value, [&](const at::Tensor& tensor) {
-        note(tensor);
-        return tensor;
-      });
-    }
+    for (const auto& value : given_) note(value);
   }
 
   void run() {
@@ -107,22 +95,19 @@ class Call {
     if (!leaves_out) {
       if (!is_small && !op_.needs_values) computed[handle_.operator_name().name]++;
       compute();
-      for (size_t i = base_; i < stack_.size(); i++) note_all(stack_[i]);
+      for (size_t i = base_; i < stack_.size(); i++) note(stack_[i]);
     }
     costs_of_process->add(handle_, given_, bytes_, dtype_);
   }
 
  private:
-  void note(const at::Tensor& tensor) {
-    has_operands_ = true;
-    const auto size = tensor.has_storage() ? tensor.nbytes() : 0;
-    largest_ = std::max(largest_, size);
-    bytes_ += static_cast<double>(size);
-    if (at::isFloatingType(tensor.scalar_type())) dtype_ = tensor.scalar_type();
-  }
-  void note_all(const c10::IValue& value) {
+  void note(const c10::IValue& value) {
     mapped(value, [&](const at::Tensor& tensor) {
-      note(tensor);
+      has_operands_ = true;
+      const auto size = tensor.has_storage() ? tensor.nbytes() : 0;
+      largest_ = std::max(largest_, size);
+      bytes_ += static_cast<double>(size);
+      if (at::isFloatingType(tensor.scalar_type())) dtype_ = tensor.scalar_type();
       return tensor;
     });
   }
@@ -132,32 +117,30 @@ class Call {
     handle_.redispatchBoxed(below_, &stack_);
   }
 
-  void put(Stack results) {
-    stack_.erase(stack_.begin() + static_cast<std::ptrdiff_t>(base_), stack_.end());
-    for (auto& result : results) stack_.push_back(std::move(result));
-  }
-
   /// Replaces the arguments by results without values. Returns false, and changes nothing, if the shapes of the results are unknown, or if
   /// operands and results are small.
   bool find_results(bool operands_are_small) {
     const c10::impl::ExcludeDispatchKeyGuard excluded(kSimulationKey);
+    Stack results;
     if (op_.only_writes) {
       if (operands_are_small) return false;
-      put(written());
-      return true;
+      results = written();
+    } else {
+      if (op_.rule != nullptr) {
+        results = op_.rule(given_);
+        if (operands_are_small && are_small(results)) return false;
+      } else if (!find_by_meta(operands_are_small, results)) {
+        return false;
+      }
+      for (const auto& result : results) note(result);
     }
-    if (op_.rule != nullptr) {
-      auto results = op_.rule(given_);
-      if (operands_are_small && are_small(results)) return false;
-      for (const auto& result : results) note_all(result);
-      put({std::make_move_iterator(results.begin()), std::make_move_iterator(results.end())});
-      return true;
-    }
-    return find_by_meta(operands_are_small);
+    stack_.erase(stack_.begin() + static_cast<std::ptrdiff_t>(base_), stack_.end());
+    stack_.insert(stack_.end(), std::make_move_iterator(results.begin()), std::make_move_iterator(results.end()));
+    return true;
   }
 
   /// Calls libtorch's kernel for the meta device.
-  bool find_by_meta(bool operands_are_small) {
+  bool find_by_meta(bool operands_are_small, Stack& results) const {
     std::vector<std::pair<at::Tensor, at::Tensor>> twins;  // tensors on the meta device, and the tensors for which they stand
     Stack on_meta;
     for (const auto& value : given_) {
@@ -175,27 +158,19 @@ class Call {
     } catch (const std::exception&) {  // no kernel, or wrong operands, which the kernel of the CPU will say
       return false;
     }
-    const auto twin_of = [&](const at::Tensor& tensor) {
-      return std::ranges::find_if(twins, [&](const auto& pair) { return pair.first.is_same(tensor); });
-    };
     if (operands_are_small && are_small(on_meta)) return false;
-    Stack results;
     for (const auto& value : on_meta) {
       results.push_back(mapped(value, [&](const at::Tensor& tensor) -> at::Tensor {
-        if (const auto twin = twin_of(tensor); twin != twins.end()) {
-          if (twin->second.sizes() != tensor.sizes()) twin->second.resize_(tensor.sizes());  // the operand `out`
-          return twin->second;
-        }
-        return at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), tensor.scalar_type());
+        const auto twin = std::ranges::find_if(twins, [&](const auto& pair) { return pair.first.is_same(tensor); });
+        if (twin == twins.end()) return at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), tensor.scalar_type());
+        if (twin->second.sizes() != tensor.sizes()) twin->second.resize_(tensor.sizes());  // the operand `out`
+        return twin->second;
       }));
-      note_all(results.back());
     }
-    put(std::move(results));
     return true;
   }
 
-  template <class Values>
-  static bool are_small(const Values& values) {
+  static bool are_small(const Stack& values) {
     bool small = true;
     for (const auto& value : values) {
       mapped(value, [&](const at::Tensor& tensor) {

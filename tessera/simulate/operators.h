@@ -37,8 +37,4 @@ void leave_out_values(OperatorCosts& costs);
 /// The operators that had to compute the values of large tensors, because only these tell the shapes of their results, and how often.
 const std::map<std::string, int>& computed_operators();
 
-/// The sizes of the result of a convolution.
-std::vector<int64_t> convolved_sizes(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding,
-                                     at::IntArrayRef dilation, bool is_transposed, at::IntArrayRef output_padding, int64_t groups);
-
 }  // namespace tessera::simulate

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -23,17 +22,21 @@ struct UnitUse {
   uint64_t sends = 0, memory = 0;             // bytes; the most memory that was in use
 };
 
-struct Outcome {
-  int ranks = 1, ranks_per_host = 1, steps = 0;
-  std::string machine;
-  std::vector<UnitFacts> units;
-  std::vector<UnitUse> schedule;  // of the last step
-  MemoryUse peak;
-  std::string place;                               // where the peak was
-  uint64_t gathered = 0, reduced = 0, across = 0;  // bytes that this rank sends: to gather, to reduce, and of both to other hosts
+struct StepOutcome {
+  std::vector<UnitUse> schedule;
+  MemoryUse peak = {};
+  std::string place;                                                              // where the peak was
+  uint64_t gathered = 0, reduced = 0, across = 0;                                 // bytes that rank 0 sends; across: of both to other hosts
   double step = 0, compute = 0, communication = 0, exposed = 0, optimizer = 0;  // seconds
   double flops = 0;
-  std::map<std::string, int> computed;  // operators whose values had to be computed
+};
+
+struct Outcome {
+  int ranks = 1, ranks_per_host = 1, steps = 0;
+  std::string machine = {};
+  std::vector<UnitFacts> units = {};
+  StepOutcome last = {};                     // of the steps
+  std::map<std::string, int> computed = {};  // operators whose values had to be computed
 
   std::string to_text() const;
   std::string to_json() const;

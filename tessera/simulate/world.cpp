@@ -31,8 +31,8 @@ class SimulatedLink final : public LoopbackLink {
 
 class SimulatedTransport final : public HostTransport {
  public:
-  SimulatedTransport(GroupTraits traits, std::shared_ptr<Link> link, const Machine& machine, Traffics& traffics)
-      : HostTransport(std::move(traits), std::move(link)), machine_(machine), traffics_(traffics) {}
+  SimulatedTransport(GroupTraits traits, std::shared_ptr<Link> link, const Machine& machine, CountTraffic count)
+      : HostTransport(std::move(traits), std::move(link)), machine_(machine), count_(std::move(count)) {}
 
   Moved run(const Request& request, const Launch& start) override {
     auto moved = HostTransport::run(request, start);
@@ -42,35 +42,35 @@ class SimulatedTransport final : public HostTransport {
       bytes += static_cast<double>(piece.whole.numel()) * static_cast<double>(c10::elementSize(dtype));
     }
     const auto& topology = traits().topology;
-    if (traits().levels == 2) {  // each byte crosses once for each other host, and the ranks of a host share that
+    const auto levels = traits().levels;
+    if (levels == 2) {  // each byte crosses once for each other host, and the ranks of a host share that
       const auto here = static_cast<double>(topology.ranks_on(topology.host_of(traits().local_ranks.front())).size());
       moved.across = static_cast<uint64_t>(bytes * (topology.hosts() - 1) / topology.hosts() / here);
     }
-    traffics_.moved(request.operation,
-                    collective_seconds(machine_, request.operation, bytes, topology, traits().levels, request.whole_of), moved.bytes,
-                    moved.across);
+    const auto seconds = collective_seconds(machine_, request.operation, bytes, topology, levels, request.whole_of);
+    count_(request.operation, seconds, moved.bytes, moved.across);
     return moved;
   }
 
   std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> part) override {
     auto of_part = with_ranks_of(*part, traits(), colors);
     if (of_part.topology.hosts() == 1) of_part.levels = 1;
-    return std::make_unique<SimulatedTransport>(std::move(of_part), std::move(part), machine_, traffics_);
+    return std::make_unique<SimulatedTransport>(std::move(of_part), std::move(part), machine_, count_);
   }
 
  private:
   const Machine& machine_;
-  Traffics& traffics_;
+  const CountTraffic count_;
 };
 
 }  // namespace
 
-Communicator simulated_world(const Topology& topology, const Machine& machine, Traffics& traffics, std::chrono::milliseconds limit) {
+Communicator simulated_world(const Topology& topology, const Machine& machine, const CountTraffic& count, std::chrono::milliseconds limit) {
   const auto ranks = topology.ranks();
   auto link = std::make_shared<SimulatedLink>(0, all_ranks(ranks), topology);
   const bool has_levels = topology.hosts() > 1 && machine.kind == "cpu" && most_levels() == 2;
   GroupTraits traits{.name = "simulated", .simulated = true, .size = ranks, .topology = topology, .levels = has_levels ? 2 : 1};
-  auto transport = std::make_unique<SimulatedTransport>(std::move(traits), link, machine, traffics);
+  auto transport = std::make_unique<SimulatedTransport>(std::move(traits), link, machine, count);
   const GroupTraits own = transport->traits();
   return world_over({.link = std::move(link), .transport = std::move(transport)}, own).with_limit(limit);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/topology.h"
@@ -10,14 +11,10 @@ namespace tessera::simulate {
 
 struct Machine;
 
-/// What moves in a world of a dry run, for whoever counts.
-class Traffics {
- public:
-  virtual ~Traffics() = default;
-  /// An operation that takes so many seconds and sends so many bytes to other ranks, and how many of these to other hosts.
-  virtual void moved(Operation operation, double seconds, uint64_t bytes, uint64_t across) = 0;
-};
+/// Called for each operation with how many seconds it takes, and how many bytes it sends to other ranks, and of these to other hosts.
+using CountTraffic = std::function<void(Operation operation, double seconds, uint64_t bytes, uint64_t across)>;
 
-Communicator simulated_world(const Topology& topology, const Machine& machine, Traffics& traffics, std::chrono::milliseconds limit);
+/// The machine must outlive the world.
+Communicator simulated_world(const Topology& topology, const Machine& machine, const CountTraffic& count, std::chrono::milliseconds limit);
 
 }  // namespace tessera::simulate

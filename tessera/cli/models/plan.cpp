@@ -1,22 +1,32 @@
 // `tessera plan`: says what training takes, by dry runs of each way to shard it.
 #include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <future>
 #include <memory>
-#include <set>
+#include <nlohmann/json.hpp>
+#include <tuple>
 
+#include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/base/input_file.h"
 #include "tessera/base/process.h"
+#include "tessera/base/table.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/ckpt/places.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/known_words.h"
 #include "tessera/cli/launch/ranks_here.h"
 #include "tessera/cli/models/plan_model.h"
-#include "tessera/cli/models/plan_report.h"
-#include "tessera/cli/models/plan_runs.h"
 #include "tessera/cli/packages.h"
+#include "tessera/comm/simulation.h"
 #include "tessera/config/settings.h"
 #include "tessera/simulate/machine.h"
 #include "tessera/train/progress_line.h"
@@ -26,249 +36,264 @@ namespace {
 
 constexpr int kMostPlannedRanks = 4096;
 constexpr int kNothingFits = 3;
+constexpr unsigned kSecondsOfDryRun = 600;
 constexpr auto kNodeShared = "node-shared";
-
-using PlanSettings = std::map<std::string, std::string>;
 
 struct PlanFlags {
   std::vector<std::string> words;  // a model, or a program with its arguments
   std::vector<int> worlds;
   std::vector<std::string> strategies;
-  std::string precision = "fp32", checkpointing = "both", method = "full", machine, device = "cpu";
-  PlannedTraining training;
-  int64_t rank = 8, memory = 0;
+  std::string precision = "fp32", method = "full", machine = "cpu";
+  int64_t batch_size = 4, length = 0, rank = 8, memory = 0;
   int ranks_per_host = 0;
   bool as_json = false;
 };
 
+/// A way to train, and the outcome of its dry run.
+struct Plan {
+  std::string name;  // "FULL_SHARD+ac"
+  int world;
+  std::map<std::string, std::string> settings = {};  // keys of a configuration that differ from the defaults
+  nlohmann::ordered_json outcome = {};
+
+  double peak() const { return outcome.at("memory").at("peak"); }
+  double kind(std::string_view name) const { return outcome.at("memory").at("kinds").value(name, 0.0); }
+  double time(const char* what) const { return outcome.at("time").at(what); }
+  std::string time_text(const char* what) const { return duration_text(time(what)); }
+};
+
 class PlanCommand {
  public:
-  explicit PlanCommand(PlanFlags flags) : flags_(std::move(flags)) {
-    if (flags_.device == "xla") {
-      throw ConfigError(
-          "what XLA devices need is answered by their own compilers, for a program: tessera xla compile --topology v5p:2x2x2,wrap=1,1,1 -- "
-          "{}; docs/xla.md explains it",
-          is_program() ? joined(flags_.words, " ") : "llama --config " + flags_.words.front() + " --data FILE");
-    }
-    machine_name_ = !flags_.machine.empty() ? flags_.machine : flags_.device == "cuda" ? "gpu" : "cpu";
-    machine_ = simulate::Machine::named(machine_name_);
-    if (flags_.ranks_per_host == 0) flags_.ranks_per_host = machine_.ranks_per_host;
-    if (flags_.memory == 0) memory_ = machine_.memory / machine_.ranks_per_host;
-    if (flags_.memory > 0) memory_ = static_cast<double>(flags_.memory);
-    if (is_program()) return;
+  explicit PlanCommand(PlanFlags flags) : flags_(std::move(flags)), machine_(simulate::Machine::named(flags_.machine)) {
+    here_ = flags_.ranks_per_host > 0 ? flags_.ranks_per_host : machine_.ranks_per_host;
+    memory_ = flags_.memory > 0 ? static_cast<double>(flags_.memory) : machine_.memory / machine_.ranks_per_host;
+    if (is_program_) return;
     model_ = planned_model(flags_.words.front());
-    auto& length = flags_.training.length;
+    auto& length = flags_.length;
     if (length > model_.longest)
       throw ConfigError("--length {}: the model in {} takes at most {} tokens", length, flags_.words.front(), model_.longest);
     if (length == 0) length = std::min<int64_t>(512, model_.longest);
   }
 
   int run() {
-    std::vector<Plan> candidates;
-    for (const int world : flags_.worlds) {
-      for (auto& plan : plans_of(world)) candidates.push_back(std::move(plan));
+    if (!is_program_ && env("TESSERA_DRY_RUN")) {
+      model_.train(flags_.batch_size, flags_.length);
+      return 0;
     }
-    auto plans = tried(std::move(candidates));
-    sort_plans(plans);
-    const bool fits = plans.front().fits();
-    std::vector<Plan> later;  // the least plan on more ranks, if none fits
-    if (!fits) later = on_more_ranks(plans);
-    if (flags_.as_json) {
-      print_json(plans, later);
-    } else {
-      print(plans, later);
-    }
-    return fits ? 0 : kNothingFits;
+    for (const int world : flags_.worlds) add_plans(world);
+    try_all();
+    std::ranges::stable_sort(plans_, {}, [&](const Plan& plan) { return std::tuple(!fits(plan), plan.time("step") / plan.world); });
+    flags_.as_json ? print_json() : print();
+    return fits(plans_.front()) ? 0 : kNothingFits;
   }
 
  private:
-  bool is_program() const { return flags_.words.size() > 1 || !names_a_model(flags_.words.front()); }
-
-  /// The command line that trains, for people.
-  std::string program() const {
-    if (is_program()) return joined(flags_.words, " ");
-    auto line = fmt::format("{} --model {} --data FILE --batch-size {}", model_.recipe, flags_.words.front(), flags_.training.batch_size);
-    if (model_.recipe != "llama") return line;
-    line += fmt::format(" --length {}", flags_.training.length);
-    if (flags_.training.optimizer != "adamw") line += " --optimizer " + flags_.training.optimizer;
-    return line;
+  bool fits(const Plan& plan) const { return memory_ == 0 || plan.peak() <= memory_; }
+  double tokens_per_second(const Plan& plan) const {
+    return static_cast<double>(flags_.batch_size * flags_.length) * plan.world / plan.time("step");
   }
 
-  /// Whether the strategy is worth a try on so many ranks. Throws ConfigError if it was asked for and is not possible.
-  bool is_sensible(const std::string& strategy, int world) const {
-    const bool is_asked = !flags_.strategies.empty();
-    const int here = flags_.ranks_per_host;
-    if (strategy == "HYBRID_SHARD") {
-      if (world > here && world % here != 0) {
-        if (!is_asked) return false;
-        throw ConfigError("HYBRID_SHARD needs as many ranks on each host, and -n {} is no multiple of the {} ranks of a host; give -n {}, or --ranks-per-host",
-                          world, here, (world / here + 1) * here);
+  /// Adds all ways to train on so many ranks.
+  void add_plans(int world) {
+    if (is_program_ && flags_.strategies.empty()) {
+      plans_.push_back({.name = "as it is", .world = world});
+      return;
+    }
+    auto strategies = flags_.strategies;
+    if (strategies.empty()) {
+      strategies = {"FULL_SHARD"};
+      if (world > 1 && machine_.kind == "cpu") strategies.emplace_back(kNodeShared);
+      if (world > 1) strategies.insert(strategies.end(), {"SHARD_GRAD_OP", "NO_SHARD"});
+      if (world > here_ && world % here_ == 0) strategies.emplace_back("HYBRID_SHARD");
+    }
+    for (const auto& strategy : strategies) {
+      const bool is_shared = strategy == kNodeShared;
+      Plan plan{.name = strategy,
+                .world = world,
+                .settings = {{"fsdp_sharding_strategy", is_shared ? "FULL_SHARD" : strategy}, {"tessera_residence", is_shared ? kNodeShared : "gathered"}}};
+      if (flags_.precision == "bf16") plan.settings["mixed_precision"] = "bf16";
+      if (!is_program_) {
+        plan.settings["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP";
+        plan.settings["fsdp_transformer_layer_cls_to_wrap"] = model_.layer_class;
+        if (flags_.method != "full") plan.settings["tessera_lora_r"] = std::to_string(flags_.rank);
+        if (flags_.method == "qlora") plan.settings["tessera_quantisation"] = "nf4";
       }
-      return is_asked || world > here;
+      plans_.push_back(plan);
+      if (is_program_) continue;
+      plan.name += "+ac";
+      plan.settings["fsdp_activation_checkpointing"] = "true";
+      plans_.push_back(plan);
     }
-    if (is_asked) return true;
-    if (strategy == kNodeShared) return machine_.kind == "cpu" && world > 1;
-    return strategy == "FULL_SHARD" || world > 1;
   }
 
-  /// All ways to train on so many ranks.
-  std::vector<Plan> plans_of(int world) const {
-    if (is_program() && flags_.strategies.empty()) return {plan_of("as it is", world, {})};
-    PlanSettings settings;
-    if (flags_.precision == "bf16") settings["mixed_precision"] = "bf16";
-    if (!is_program()) {
-      settings["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP";
-      settings["fsdp_transformer_layer_cls_to_wrap"] = model_.layer_class;
-      if (flags_.method != "full") settings["tessera_lora_r"] = std::to_string(flags_.rank);
-      if (flags_.method == "qlora") settings["tessera_quantisation"] = "nf4";
-    }
-    std::vector<std::string> checkpointing = {flags_.checkpointing};
-    if (flags_.checkpointing == "both") checkpointing = {"no", "yes"};
-    if (is_program()) checkpointing = {"no"};
-    const std::vector<std::string> all = {"FULL_SHARD", kNodeShared, "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD"};
-    std::vector<Plan> plans;
-    for (const auto& strategy : flags_.strategies.empty() ? all : flags_.strategies) {
-      if (!is_sensible(strategy, world)) continue;
-      settings["fsdp_sharding_strategy"] = strategy == kNodeShared ? "FULL_SHARD" : strategy;
-      settings["tessera_residence"] = strategy == kNodeShared ? kNodeShared : "gathered";
-      for (const auto& recomputes : checkpointing) {
-        settings.erase("fsdp_activation_checkpointing");
-        if (recomputes == "yes") settings["fsdp_activation_checkpointing"] = "true";
-        plans.push_back(plan_of(strategy + (recomputes == "yes" ? "+ac" : ""), world, settings));
-      }
-    }
-    return plans;
-  }
-
-  Plan plan_of(const std::string& name, int world, const PlanSettings& settings) const {
-    return {.name = name,
-            .world = world,
-            .ranks_per_host = flags_.ranks_per_host,
-            .settings = settings,
-            .tokens = is_program() ? 0 : flags_.training.batch_size * flags_.training.length,
-            .memory = memory_};
-  }
-
-  /// A run of each plan in a process of its own, with the settings of the plan as variables, as launch passes them.
-  PlannedRun run_of(const Plan& plan) const {
+  /// Runs a plan in a process of its own, with its settings as variables, as launch passes them. Returns why there is no outcome.
+  std::string try_one(Plan& plan) const {
     config::Settings settings;
     for (const auto& [key, value] : plan.settings) settings.set(key, value, config::Origin::Flag, "tessera plan");
     settings.expect_consistent();
-    PlannedRun run{.world = plan.world, .ranks_per_host = plan.ranks_per_host, .environment = settings.environment()};
-    run.environment["TESSERA_MACHINE"] = machine_name_;
-    run.body = [this] { is_program() ? become(flags_.words) : model_.train(flags_.training); };
-    return run;
+    auto environment = settings.environment();
+    const TemporaryFolder folder("tessera-plan");
+    const auto out = folder.path() / "outcome.json";
+    environment["TESSERA_MACHINE"] = flags_.machine;
+    environment["TESSERA_DRY_RUN"] = fmt::format("{}/{}", plan.world, here_);
+    environment["TESSERA_DRY_RUN_OUT"] = out;
+    const auto rows = std::to_string(flags_.batch_size), length = std::to_string(flags_.length);
+    // Without a program, this one, which then trains the model.
+    const std::vector<std::string> own = {this_program(), "plan", flags_.words.front(), "-n", "1", "--batch-size", rows, "--length", length};
+    Process process(is_program_ ? flags_.words : own, environment, Process::Output::Capture, [] { ::alarm(kSecondsOfDryRun); });
+    auto said = printable(process.read_output(), "\n");
+    const auto status = process.wait(std::chrono::seconds(kSecondsOfDryRun)).value_or(128 + SIGALRM);
+    if (status == 0 && is_there(out)) {
+      plan.outcome = nlohmann::ordered_json::parse(InputFile(out).read_all(), nullptr, /*allow_exceptions=*/false);
+      if (plan.outcome.is_object() && plan.outcome.value("steps", 0) > 0) return {};
+    }
+    said.erase(said.find_last_not_of('\n') + 1);
+    return fmt::format("it {} and has taken no step of training with Tessera{}{}",
+                       status == 128 + SIGALRM ? "was ended after ten minutes" : fmt::format("ended with status {}", status),
+                       said.empty() ? "" : ": ", said);
   }
 
-  /// Returns the plans whose dry runs took a step, with their outcomes. If none did, throws Error with what the first one said.
-  std::vector<Plan> tried(std::vector<Plan> plans) {
-    std::vector<PlannedRun> runs;
-    for (const auto& plan : plans) runs.push_back(run_of(plan));
-    const bool shows = ::isatty(STDERR_FILENO) != 0 && runs.size() > 1;
-    const auto progress = [&](size_t ended) {
-      if (shows) fmt::print(stderr, "\r{}", ended < runs.size() ? fmt::format("{} of {} dry runs", ended, runs.size()) : "\033[K");
+  /// Runs all plans, and keeps those that took a step. If none did, throws Error with what the first one said.
+  void try_all() {
+    for (const auto* name : {"RANK", "WORLD_SIZE", "TESSERA_CONFIG_FILE"}) ::unsetenv(name);
+    std::vector<std::string> faults(plans_.size());
+    std::atomic<size_t> next = 0;
+    const auto work = [&] {
+      for (size_t i = next++; i < plans_.size(); i = next++) faults[i] = try_one(plans_[i]);
     };
+    std::vector<std::future<void>> workers;
     // A program may write files, so only one of them runs at a time.
-    const auto outcomes = planned_outcomes(runs, is_program() ? 1 : cores(), progress);
+    for (int i = 0; i < (is_program_ ? 1 : cores()); i++) workers.push_back(std::async(std::launch::async, work));
+    for (auto& worker : workers) worker.get();
     std::vector<Plan> good;
-    for (size_t i = 0; i < plans.size(); i++) {
-      plans[i].outcome = outcomes[i].json;
-      if (outcomes[i].fault.empty()) {
-        good.push_back(std::move(plans[i]));
+    for (size_t i = 0; i < plans_.size(); i++) {
+      if (faults[i].empty()) {
+        good.push_back(std::move(plans_[i]));
       } else {
-        left_out_.push_back(fmt::format("{} on {} is left out: {}", plans[i].name, counted(plans[i].world, "rank"), outcomes[i].fault));
+        left_out_.push_back(fmt::format("{} on {} is left out: {}", plans_[i].name, counted(plans_[i].world, "rank"), faults[i]));
       }
     }
-    if (good.empty()) throw Error("no dry run has come to an end. {}", left_out_.front());
-    return good;
+    plans_ = std::move(good);
+    if (plans_.empty()) throw Error("no dry run has come to an end. {}", left_out_.front());
   }
 
-  /// The plan that takes the least memory, on the fewest ranks on which it fits. Empty if there are none up to kMostPlannedRanks.
-  std::vector<Plan> on_more_ranks(const std::vector<Plan>& plans) {
-    const auto least = std::ranges::min_element(plans, {}, [](const Plan& plan) { return plan.peak(); });
-    const int here = flags_.ranks_per_host;
-    const auto on = [&](int hosts) {
-      auto plan = *least;
-      plan.world = hosts * here;
-      return tried({std::move(plan)}).front();
-    };
-    int too_few = least->world / here, enough = too_few;
-    std::vector<Plan> found;
-    while (found.empty() && enough * here < kMostPlannedRanks) {
-      enough = std::min(std::max(2 * enough, 1), kMostPlannedRanks / here);
-      if (auto plan = on(enough); plan.fits()) {
-        found = {std::move(plan)};
-      } else {
-        too_few = enough;
+  /// The command line that trains by the best plan.
+  std::string launch_line() const {
+    const auto& [name, world, settings, outcome] = plans_.front();
+    const int hosts = (world + here_ - 1) / here_;
+    auto line = fmt::format("tessera launch -n {}", std::min(world, here_));
+    if (hosts > 1) line += fmt::format(" --nnodes {} --node-rank 0 --rdzv-endpoint node0:29500", hosts);
+    for (const auto& [key, value] : settings) {
+      auto flag = key;
+      std::ranges::replace(flag, '_', '-');
+      line += fmt::format(" \\\n    --{} {}", flag, value);
+    }
+    if (is_program_) return line + " \\\n    " + joined(flags_.words, " ");
+    line += fmt::format(" \\\n    {} --model {} --data FILE --batch-size {}", model_.recipe, flags_.words.front(), flags_.batch_size);
+    return model_.recipe == "llama" ? line + fmt::format(" --length {}", flags_.length) : line;
+  }
+
+  std::string verdict() const {
+    const auto& best = plans_.front();
+    if (fits(best)) {
+      return fmt::format("Take {}{}: a step takes {}, and a rank {}{}:\n\n  {}", best.settings.empty() ? "" : best.name + " on ",
+                         counted(best.world, "rank"), best.time_text("step"), size_text(best.peak()),
+                         best.world > here_ ? "; on each host, with its own number after --node-rank" : "", launch_line());
+    }
+    const auto& least = *std::ranges::min_element(plans_, {}, &Plan::peak);
+    return fmt::format("Nothing fits into {} of a rank; the least is {}, {} on {}. More ranks take less each; so do smaller batches, shorter rows, "
+                       "--precision bf16, and --method lora or qlora",
+                       size_text(memory_), size_text(least.peak()), least.name, counted(least.world, "rank"));
+  }
+
+  /// A step of each plan, and the memory of a rank by kind where it takes the most.
+  std::string tables() const {
+    std::vector<std::array<std::string, 10>> steps = {
+        {"", "ranks", "memory", "fits", "step", "tokens/s", "computes", "sends", "moving", "waits"}};
+    constexpr size_t kFirst = 2, kLast = kFirst + kMemoryKinds;
+    std::vector<std::array<std::string, kLast + 1>> kinds(plans_.size() + 1);
+    kinds[0] = {"memory of a rank", "ranks"};
+    kinds[0][kLast] = "most in";
+    for (size_t i = 0; i < kMemoryKinds; i++) kinds[0][kFirst + i] = name(static_cast<MemoryKind>(i));
+    for (size_t p = 0; p < plans_.size(); p++) {
+      const auto& plan = plans_[p];
+      const auto& traffic = plan.outcome.at("traffic");
+      const auto ranks = std::to_string(plan.world);
+      steps.push_back({plan.name, ranks, size_text(plan.peak()), memory_ == 0 ? "?" : fits(plan) ? "yes" : "no", plan.time_text("step"),
+                       is_program_ ? "" : train::short_number(tokens_per_second(plan)),
+                       duration_text(plan.time("compute") + plan.time("optimizer")),
+                       size_text(traffic.at("gathered").get<double>() + traffic.at("reduced").get<double>()), plan.time_text("communication"),
+                       plan.time_text("exposed")});
+      auto& row = kinds[p + 1];
+      row = {plan.name, ranks};
+      for (size_t i = 0; i < kMemoryKinds; i++) row[kFirst + i] = size_text(plan.kind(name(static_cast<MemoryKind>(i))));
+      row[kLast] = printable(plan.outcome.at("memory").at("where").get<std::string>());
+    }
+    return table_of(steps, "<>>>>>>>>>") + "\n" + table_of(kinds, "<>>>>>>><");
+  }
+
+  /// Bars of the memory of the first plans, in which each kind has its own mark.
+  std::string chart() const {
+    constexpr std::array<const char*, kMemoryKinds> kBlocks = {"█", "▓", "▒", "░", "▚", "·"}, kLetters = {"#", "=", "+", "-", "o", "."};
+    constexpr size_t kBars = 8;
+    constexpr int kBesideBars = 36;
+    const auto& marks = train::glyphs_of_locale() == train::Glyphs::Blocks ? kBlocks : kLetters;
+    const int width = std::max(10, train::Display::of(stdout).columns().value_or(80) - kBesideBars);
+    const auto most = std::max(1.0, std::ranges::max(plans_, {}, &Plan::peak).peak());
+    std::vector<std::array<std::string, 4>> rows(std::min(plans_.size(), kBars));
+    std::string legend;
+    for (size_t p = 0; p < rows.size(); p++) {
+      const auto& plan = plans_[p];
+      rows[p] = {plan.name, std::to_string(plan.world), size_text(plan.peak())};
+      double sum = 0;
+      int64_t drawn = 0;
+      for (size_t i = 0; i < kMemoryKinds; i++) {
+        const auto kind = name(static_cast<MemoryKind>(i));
+        if (p == 0) legend += fmt::format("{}{} {}", i == 0 ? "" : "  ", marks[i], kind);
+        sum += plan.kind(kind);
+        for (; drawn < std::lround(sum / most * width); drawn++) rows[p][3] += marks[i];
       }
-      if (enough == kMostPlannedRanks / here) break;
     }
-    while (!found.empty() && enough - too_few > 1) {
-      const int middle = (too_few + enough) / 2;
-      auto plan = on(middle);
-      (plan.fits() ? enough : too_few) = middle;
-      if (plan.fits()) found = {std::move(plan)};
+    return table_of(rows, "<>><") + legend + "\n";
+  }
+
+  void print() const {
+    fmt::print("{}: {} parameters", joined(flags_.words, " "), train::short_number(plans_.front().outcome.at("parameters").get<double>()));
+    if (!is_program_) fmt::print(", {}, {} of {} tokens a rank and step", flags_.method, counted(flags_.batch_size, "row"), flags_.length);
+    fmt::print("\nmachine {}: {} on each host, {} each\n\n{}\n{}", flags_.machine, counted(here_, "rank"),
+               memory_ == 0 ? "unknown memory" : size_text(memory_), tables(), chart());
+    if (!is_program_) fmt::print("+ac is with activation checkpointing\n");
+    fmt::print("{}{}\n{}\n", joined(left_out_, "\n"), left_out_.empty() ? "" : "\n", verdict());
+  }
+
+  void print_json() const {
+    nlohmann::ordered_json json = {{"machine", flags_.machine}, {"memory", memory_}, {"plans", nlohmann::ordered_json::array()}, {"left_out", left_out_}};
+    for (const auto& plan : plans_) {
+      auto& each = json["plans"].emplace_back(
+          nlohmann::ordered_json{{"plan", plan.name}, {"world", plan.world}, {"settings", plan.settings}, {"fits", nullptr}});
+      if (memory_ > 0) each["fits"] = fits(plan);
+      if (!is_program_) each["tokens_per_second"] = tokens_per_second(plan);
+      each.update(plan.outcome);
+      each.erase("schedule");  // hundreds of lines
     }
-    return found;
-  }
-
-  std::string verdict(const std::vector<Plan>& plans, const std::vector<Plan>& later) const {
-    if (plans.front().fits()) return {};
-    const auto least = std::ranges::min_element(plans, {}, [](const Plan& plan) { return plan.peak(); });
-    auto text = fmt::format("nothing fits into {} of a rank; the least is {}, {} on {}. ", train::short_bytes(memory_), train::short_bytes(least->peak()),
-                            least->name, counted(least->world, "rank"));
-    if (later.empty())
-      return text + fmt::format("More ranks do not help, up to {}: less is needed with smaller batches or shorter rows, --activation-checkpointing yes, "
-                                "--precision bf16, --optimizer adamw8bit, or --method lora or qlora",
-                                kMostPlannedRanks);
-    return text + fmt::format("It fits on {} or more, where it takes {}", counted(later.front().world, "rank"), train::short_bytes(later.front().peak()));
-  }
-
-  std::string machine_text() const {
-    const bool is_built_in = machine_name_ == "cpu" || machine_name_ == "gpu";
-    const auto memory = memory_ == 0 ? "memory unknown" : train::short_bytes(memory_) + " a rank";
-    return fmt::format("machine {}: {} on each host, {}{}", machine_name_, counted(flags_.ranks_per_host, "rank"), memory,
-                       is_built_in ? "; built-in round numbers, unless tessera test --calibrate FILE measures and --machine FILE names yours" : "");
-  }
-
-  void print(const std::vector<Plan>& plans, const std::vector<Plan>& later) const {
-    const auto& facts = plans.front().outcome;
-    fmt::print("{}: {} parameters", joined(flags_.words, " "), train::short_number(facts.at("parameters").get<double>()));
-    if (!is_program())
-      fmt::print(", {}, {} of {} tokens a rank and step", flags_.method, counted(flags_.training.batch_size, "row"), flags_.training.length);
-    fmt::print("\n{}\n\n{}\n", machine_text(), plan_tables(plans));
-    const ChartStyle style{.columns = train::Display::of(stdout).columns().value_or(80),
-                           .glyphs = train::glyphs_of_locale(),
-                           .colours = Help::has_colour(STDOUT_FILENO) ? ChartStyle::Colours::Yes : ChartStyle::Colours::No};
-    if (const auto chart = plan_chart(plans, style); !chart.empty()) fmt::print("{}\n", chart);
-    if (std::ranges::any_of(plans, [](const Plan& plan) { return plan.name.ends_with("+ac"); })) fmt::print("+ac is with activation checkpointing\n");
-    for (const auto& line : left_out_) fmt::print("{}\n", line);
-    if (plans.front().fits()) fmt::print("{}", plan_advice(plans.front(), program()));
-    std::fflush(stdout);
-    if (const auto words = verdict(plans, later); !words.empty()) fmt::print(stderr, "tessera: {}\n", words);
-  }
-
-  void print_json(const std::vector<Plan>& plans, const std::vector<Plan>& later) const {
-    nlohmann::ordered_json json = {{"machine", machine_name_}, {"memory", memory_}, {"plans", nlohmann::ordered_json::array()}, {"left_out", left_out_}};
-    for (const auto& plan : plans) json["plans"].push_back(json_of(plan));
-    if (plans.front().fits()) json["command"] = launch_line(plans.front(), program());
-    if (const auto words = verdict(plans, later); !words.empty()) json["verdict"] = words;
-    if (!later.empty()) json["fits_on"] = later.front().world;
+    if (fits(plans_.front())) json["command"] = launch_line();
+    json["verdict"] = verdict();
     fmt::print("{}\n", json.dump(2));
   }
 
   PlanFlags flags_;
-  std::string machine_name_;
-  simulate::Machine machine_;
-  double memory_ = 0;  // of a rank; 0 if unknown
+  const simulate::Machine machine_;
+  const bool is_program_ = flags_.words.size() > 1 || !names_a_model(flags_.words.front());
+  int here_;       // ranks of a host
+  double memory_;  // of a rank; 0 if unknown
   PlannedModel model_;
+  std::vector<Plan> plans_;  // the best first
   std::vector<std::string> left_out_;
 };
 
 void add_plan(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("plan", "Says what memory and time training takes, before it runs, and how best to shard it");
   const auto flags = std::make_shared<PlanFlags>();
-  auto& training = flags->training;
   command
       ->add_option("MODEL", flags->words,
                    "A Hugging Face folder, its config.json, a .safetensors file beside one, or a GGUF file, whose weights are not read; or, after --, "
@@ -288,28 +313,19 @@ void add_plan(CLI::App& app, std::function<int()>& chosen) {
       ->allow_extra_args(false)
       ->check(one_of({"FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD", kNodeShared}));
   command->add_option("--precision", flags->precision, "In which dtype to compute")->capture_default_str()->check(one_of({"fp32", "bf16"}));
-  command->add_option("--batch-size", training.batch_size, "Rows of a rank and step")->capture_default_str()->check(from_to(1, 1'000'000));
-  command->add_option("--length", training.length, "Tokens in a row; 512, or as many as the model takes, unless given")->check(from_to(2, 10'000'000));
-  command->add_option("--activation-checkpointing", flags->checkpointing, "Whether layers run again in backward")
-      ->capture_default_str()
-      ->check(one_of({"yes", "no", "both"}));
+  command->add_option("--batch-size", flags->batch_size, "Rows of a rank and step")->capture_default_str()->check(from_to(1, 1'000'000));
+  command->add_option("--length", flags->length, "Tokens in a row; 512, or as many as the model takes, unless given")->check(from_to(2, 10'000'000));
   command->add_option("--method", flags->method, "full: all weights train; lora: adapters train; qlora: beside quantised weights")
       ->capture_default_str()
       ->check(one_of({"full", "lora", "qlora"}));
   command->add_option("--rank", flags->rank, "Rank of adapters")->capture_default_str()->check(from_to(1, 100'000));
-  command->add_option("--optimizer", training.optimizer, "adamw8bit keeps its moments in eight bits")
-      ->capture_default_str()
-      ->check(one_of({"adamw", "adamw8bit"}));
-  command->add_flag_callback(
-      "--step-in-backward", [&training] { training.step = PlannedTraining::Step::InBackward; },
-      "The optimizer steps in backward, unit by unit");
-  command->add_option("--device", flags->device, "Where to train")->capture_default_str()->check(one_of({"cpu", "cuda", "xla"}));
-  command->add_option("--machine", flags->machine, "The file of tessera test --calibrate, or cpu or gpu for built-in numbers; as --device says unless given")
-      ->type_name("FILE");
+  command
+      ->add_option("--machine", flags->machine, "The file of tessera test --calibrate; or cpu or gpu, which are built-in round numbers for servers")
+      ->capture_default_str();
   add_value(*command, "--memory", flags->memory, bytes_of, "What a rank may use, such as 64GB; its part of the machine's unless given")->type_name("SIZE");
   command->add_flag("--json", flags->as_json, "As JSON");
   command->footer(Help::footer_of(
-      {"tessera plan SmolLM2-135M -n 2 -n 8", "tessera plan Llama-3.1-8B -n 64 --precision bf16 --memory 80GB --device cuda",
+      {"tessera plan SmolLM2-135M -n 2 -n 8", "tessera plan Llama-3.1-8B -n 64 --precision bf16 --memory 80GB --machine gpu",
        "tessera plan -n 64 -- ./train --layers 32"},
       "The status is 3 if nothing fits. docs/planning.md explains the tables."));
   command->callback([&chosen, flags] {

@@ -8,19 +8,12 @@
 
 namespace tessera::cli {
 
-/// What the configuration of a run does not say.
-struct PlannedTraining {
-  int64_t batch_size = 4, length = 0;
-  std::string optimizer = "adamw";
-  enum class Step { AfterBackward, InBackward } step = Step::AfterBackward;
-};
-
 struct PlannedModel {
   std::string recipe;       // the program that trains such models
   std::string layer_class;  // whose modules become units
   int64_t longest = 0;      // tokens in the longest row
   /// Trains a few steps in this process, which is a dry run, as the recipe does: settings come from the environment.
-  std::function<void(const PlannedTraining& training)> train;
+  std::function<void(int64_t rows, int64_t length)> train;
 };
 
 /// Whether the path is meant as the description of a model: a folder, or the name of a file that describes one.

@@ -58,7 +58,7 @@ class Adviser {
     for (const auto& rank : ranks_) lost += std::max(0.0, rank.waits() - own.waits());
     found_.push_back({"slow-rank", fmt::format("Slow: {} on {}, for which the others wait", name_ranks(slow), own.host),
                       fmt::format("It computes {} in a step, the median rank {}. The others together lose {} in each step.",
-                                  seconds_text(own.compute), seconds_text(median), seconds_text(lost)),
+                                  duration_text(own.compute), duration_text(median), duration_text(lost)),
                       "Measure the machines: tessera test --speed. Look for other programs on that host, and for more data on that rank.",
                       {},
                       slow});

@@ -133,9 +133,9 @@ json data_of(const RecordedRun& run, const Analysis& all, const std::vector<Advi
 std::string summary_of(const RecordedRun& run, const Analysis& all, const std::vector<Advice>& advice) {
   auto text = fmt::format("{}: {} on {}, {}, {} steps", run.folder.string(), run.facts.value("program", "a program"),
                           counted(run.world(), "rank"), run.facts.value("status", "of unknown status"), all.steps);
-  if (all.step_seconds > 0) text += fmt::format(", {} each", seconds_text(all.step_seconds));
+  if (all.step_seconds > 0) text += fmt::format(", {} each", duration_text(all.step_seconds));
   if (all.mfu > 0) text += fmt::format(", MFU {:.0f} %", all.mfu * 100);
-  if (all.peak_bytes > 0) text += fmt::format(", at most {} (rank {})", size_text(static_cast<uint64_t>(all.peak_bytes)), all.peak_rank);
+  if (all.peak_bytes > 0) text += fmt::format(", at most {} (rank {})", size_text(all.peak_bytes), all.peak_rank);
   text += '\n';
   for (const auto& note : run.notes) text += fmt::format("note: {}\n", note);
   for (const auto& each : advice) {
