@@ -45,7 +45,7 @@ class Scene:
     files: dict = field(default_factory=dict)
     rows: int = ROWS
     beside: str = ""  # runs meanwhile, unseen
-    begin: str = ""  # in the first row that is drawn below the command
+    begin: str = ""  # what the first row that is drawn below the command has
 
 
 RECORDED = "TESSERA_RESIDENCE=gathered tessera launch -n 2 --record run mnist --use-nested-fsdp --num-epochs {} >log 2>&1"
@@ -64,7 +64,7 @@ SCENES = [
           until=r"epoch 2/2 +6\d%.* left$"),  # with its end, because the terminal may have got half of the line
     Scene("plan", "tessera plan: the memory of a rank by kind for each strategy, as bars, best first, and the command that starts the run",
           "tessera plan Llama-3.1-8B -n 64 --machine gpu --precision bf16 --memory 80GB", files={"Llama-3.1-8B/config.json": json.dumps(LLAMA)},
-          begin="█", rows=80),
+          begin="[█▓▒░]", rows=80),
     Scene("top", "tessera top: ranks, step, rate, memory, who is late, and the curve of the loss", "tessera top run",
           until=r"step \d{4}", beside=RECORDED.format(8), rows=24),
     Scene("help", "the help of tessera: its commands, and examples", "tessera --help"),
@@ -122,6 +122,8 @@ def play(scene, folder):
         pathlib.Path(folder, name).parent.mkdir(exist_ok=True)
         pathlib.Path(folder, name).write_text(content)
     beside = subprocess.Popen(scene.beside, shell=True, cwd=folder, env=environment_in(folder), start_new_session=True) if scene.beside else None
+    while beside and not pathlib.Path(folder, "run/run.json").exists():
+        time.sleep(0.1)
     terminal = Terminal(scene.rows)
     terminal.stream.feed(Terminal.PROMPT + scene.command.encode() + b"\r\n")
     terminal.start(scene.command, folder)
@@ -166,14 +168,14 @@ def rectangle(x, y, width, fill, height=HEIGHT, opacity=1):
 
 def draw_piece(piece, x, y, ink, bold):
     if piece[0] == "▕":
-        return rectangle(x + WIDTH * 7 / 8, y + 2, WIDTH / 8, ink, HEIGHT - 4)
+        return rectangle(x + WIDTH * 7 / 8, y, WIDTH / 8, ink)
     if "▁" <= piece[0] <= "▇":
         high = HEIGHT * (ord(piece) - ord("▁") + 1) / 8
         return rectangle(x, y + HEIGHT - high, WIDTH, ink, high)
     if piece[0] in SHADES:
-        return rectangle(x, y + 2, len(piece) * WIDTH, ink, HEIGHT - 4, SHADES[piece[0]])
+        return rectangle(x, y, len(piece) * WIDTH, ink, HEIGHT, SHADES[piece[0]])
     if "█" <= piece[0] <= "▏":
-        return rectangle(x, y + 2, len(piece) * WIDTH * (ord("▏") + 1 - ord(piece[0])) / 8, ink, HEIGHT - 4)
+        return rectangle(x, y, len(piece) * WIDTH * (ord("▏") + 1 - ord(piece[0])) / 8, ink)
     style = ";".join(["font-weight:bold"] * bold + [f"fill:{ink}"] * (ink != INK))
     # The length keeps columns in place where a font is wider or narrower.
     return (f'<text x="{x}" y="{y + SIZE}" textLength="{len(piece) * WIDTH}"' + f' style="{style}"' * bool(style)
@@ -211,7 +213,7 @@ def draw(scene, screen):
     """The rows that are used."""
     cursor = screen.cursor
     last = max(y for y, line in enumerate(screen.display) if line.strip() or (y == cursor.y and not cursor.hidden))
-    begin = next((y for y, line in enumerate(screen.display) if scene.begin and scene.begin in line), 1)
+    begin = next((y for y, line in enumerate(screen.display) if scene.begin and re.search(scene.begin, line)), 1)
     rows = [0, *range(begin, last + 1)]
     lines = frame(scene.title, len(rows))
     if not cursor.hidden and cursor.y in rows:
