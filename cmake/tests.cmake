@@ -407,14 +407,19 @@ foreach(_part IN ITEMS Training Settings ${_devices})
   set_tests_properties(recipes/glue_${_part} PROPERTIES TIMEOUT 300 COST 100)
 endforeach()
 
-# The pages of `tessera report` in a browser, and its merged traces; Perfetto's own program reads these where it can be had.
-other_test(cli/report_trace COMMAND ${_python} "${PROJECT_SOURCE_DIR}/tests/report/report.py" $<TARGET_FILE:tessera_cli> Trace)
+# Reports of recorded runs: the advice, the merged trace, and the page in a browser. Perfetto's own program reads the trace where it can be had.
 find_program(CHROMIUM NAMES chromium chromium-browser google-chrome)
-if(CHROMIUM)
-  other_test(cli/report_page COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/report/report.py" $<TARGET_FILE:tessera_cli> Page ${CHROMIUM})
-else()
+if(NOT CHROMIUM)
   message(STATUS "There is no Chromium here, which ./check --long installs: the test that looks at the pages of tessera report is left out")
 endif()
+add_executable(report_train tests/report/train.cpp)
+set_target_properties(report_train PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+target_link_libraries(report_train PRIVATE tessera_all fmt::fmt-header-only CLI11::CLI11)
+target_compile_options(report_train PRIVATE ${_of_programs})
+target_precompile_headers(report_train REUSE_FROM tessera_headers)
+other_test(cli/report COMMAND ${_python} "${PROJECT_SOURCE_DIR}/tests/report/report.py" $<TARGET_FILE:tessera_cli> $<TARGET_FILE:report_train>
+  $<$<BOOL:${CHROMIUM}>:${CHROMIUM}>)
+set_tests_properties(cli/report PROPERTIES PROCESSORS 2 TIMEOUT 300)
 
 if(Libtorch_PYTHON)
   set(_engines "")

@@ -1,4 +1,6 @@
-"""Looks at the pages of `tessera report` in a headless browser, and at its merged traces: report.py TESSERA Page BROWSER, report.py TESSERA Trace"""
+"""Records two trainings of four ranks, one of them with faults, and looks at what `tessera top`, `tessera report`, a browser and Perfetto make of them:
+report.py TESSERA PROGRAM [BROWSER]"""
+import collections
 import json
 import pathlib
 import subprocess
@@ -7,9 +9,12 @@ import tempfile
 import unittest
 
 from browser import Browser
-from recorded import make_run
 
-TESSERA = sys.argv[1]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from running import BOUND, ENVIRONMENT  # noqa: E402
+
+TESSERA, PROGRAM, *BROWSER = sys.argv[1:]
+HOSTILE = "</script><img src=x onerror=throw(1)>\"'"
 
 # Texts whose colour is too near to that of what is behind them.
 PALE = """
@@ -28,58 +33,51 @@ PALE = """
 })()"""
 
 
+def output_of(*command):
+    done = subprocess.run([*BOUND, *map(str, command)], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        sys.exit(f"{command} ended with {done.returncode}:\n{done.stdout}")
+    return done.stdout
+
+
+def with_another_name(run, folder):
+    """A copy of the run, in which unit 0 has a name that no page may believe."""
+    folder.mkdir()
+    for file in run.glob("*.json*"):
+        (folder / file.name).write_text(file.read_text().replace('"0"', json.dumps(HOSTILE)))
+    return folder
+
+
 class Report(unittest.TestCase):
-    def setUp(self):
+    @classmethod
+    def setUpClass(cls):
         folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = pathlib.Path(folder.name)
+        cls.sick, cls.healthy = (cls.folder / name for name in ("sick", "healthy"))
+        for run in (cls.sick, cls.healthy):
+            output_of(TESSERA, "launch", "-n", 4, "--record", run, PROGRAM, run.name)
+        output_of(TESSERA, "report", cls.sick)
+        cls.events = json.loads((cls.sick / "trace.json").read_text())["traceEvents"]
 
-    def report(self, *arguments):
-        done = subprocess.run([TESSERA, "report", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.assertEqual(done.returncode, 0, done.stdout)
-        return done.stdout
+    def advice(self, run):
+        return json.loads(output_of(TESSERA, "report", run, "--json"))["runs"][0]["advice"]
 
+    def test_advice(self):
+        advice = self.advice(self.sick)
+        self.assertEqual({rank for each in advice for rank in each["ranks"]}, {2}, advice)
+        self.assertEqual([each["units"] for each in advice if each["name"] == "unit-too-large"], [["0"]], advice)
+        for each in self.advice(self.healthy):
+            self.assertEqual(each["units"] + each["ranks"], [], each)
 
-class Page(Report):
-    def test_page(self):
-        hostile = "</script><img src=x onerror=throw(1)>\"'"
-        sick = make_run(self.folder / "sick", slow={3: 1.5}, large="layers.1", hosts=["alpha", "alpha", "beta", "beta"], ahead={"beta": 3.7}, units=("embed", "layers.0", "layers.1", hostile))
-        healthy = make_run(self.folder / "healthy", world=1)
-        empty = self.folder / "empty"
-        empty.mkdir()
-        (empty / "run.json").write_text(json.dumps({"format": 1, "world": 2, "status": "runs", "started": 1764500000.0}))
-        for run in (sick, healthy, empty):
-            self.report(run)
-        self.report(healthy, sick)
-        pages = {sick / "report.html": 7, healthy / "report.html": 6, empty / "report.html": 0, healthy / "comparison.html": 10}
-        with Browser(sys.argv[3]) as browser:
-            for page, drawings in pages.items():
-                for width, theme in ((360, "dark"), (1280, "light")) if page.parent.name != "sick" else ((360, "light"), (360, "dark"), (1280, "light"), (1280, "dark")):
-                    with self.subTest(page=page.name, of=page.parent.name, width=width, theme=theme):
-                        self.assertEqual(browser.show(page.as_uri(), width, theme), [])
-                        self.assertLessEqual(browser.value("document.documentElement.scrollWidth"), width)
-                        self.assertGreaterEqual(browser.value("document.querySelectorAll('svg').length"), drawings)
-                        self.assertEqual(browser.value("[...document.querySelectorAll('svg')].filter(s => s.querySelectorAll('rect, path').length < 2 || s.getBoundingClientRect().height < 10).length"), 0)
-                        self.assertEqual(browser.value(PALE), [])
-                        self.assertEqual(browser.value("document.querySelectorAll('img').length"), 0)
-            self.assertEqual(browser.show((sick / "report.html").as_uri(), 360, "light"), [])
-            self.assertIn("Slow: rank 3 on beta", browser.value("document.body.innerText"))
-            self.assertIn(hostile, browser.value("document.body.textContent"))
-            tip = "(() => { const r = [...document.querySelectorAll('[data-t]')].find(n => n.dataset.t); r.dispatchEvent(new PointerEvent('pointerdown', {bubbles: true})); return document.getElementById('tip').innerText })()"
-            self.assertIn("rank", browser.value(tip))
+    def test_top(self):
+        rows = [line[1:].split() for line in output_of(TESSERA, "top", self.sick).splitlines()]
+        table = rows[next(i for i, row in enumerate(rows) if row[:2] == ["rank", "step"]) + 1:]
+        self.assertEqual(sorted(row[0] for row in table if row), ["0", "1", "2", "3"])
 
-
-class Trace(Report):
-    def setUp(self):
-        super().setUp()
-        run = make_run(self.folder / "run", slow={3: 1.5}, hosts=["alpha", "alpha", "beta", "beta"], ahead={"beta": 3.7})
-        self.report(run)
-        self.trace = run / "trace.json"
-        self.events = json.loads(self.trace.read_text())["traceEvents"]
-
-    def test_format(self):
-        """The rules of the Trace Event Format for the kinds of events that are there."""
-        tracks, operations = {}, {}
+    def test_trace(self):
+        """The rules of the Trace Event Format for the kinds of events that are there, and the spans of each unit on each rank."""
+        tracks, operations, kinds = {}, {}, collections.defaultdict(set)
         for event in self.events:
             self.assertIn(event["ph"], "XCM")
             self.assertIsInstance(event["pid"], int)
@@ -94,9 +92,17 @@ class Trace(Report):
                 continue
             self.assertGreaterEqual(event["dur"], 0)
             tracks.setdefault((event["pid"], event["tid"]), []).append((event["ts"], -event["dur"]))
-            if event["cat"] == "collective":
-                operations.setdefault(event["args"]["sequence"], []).append((event["ts"], event["ts"] + event["dur"]))
-        self.assertEqual(sorted(tracks), [(rank, tid) for rank in range(4) for tid in (0, 1)])
+            unit = event["name"] if event["cat"] == "unit" else event["args"].get("unit")
+            kinds[event["pid"], unit].add(event["args"].get("operation") or event["cat"])
+            kinds[event["pid"], "any"].add(event["cat"])
+            if event["cat"] == "collective" and event["args"].get("unit"):
+                operation = tuple(str(event["args"].get(key)) for key in ("group", "operation", "sequence"))
+                operations.setdefault(operation, []).append((event["ts"], event["ts"] + event["dur"]))
+        self.assertEqual(sorted({rank for rank, _ in tracks}), [0, 1, 2, 3])
+        for rank in range(4):
+            for unit in ("0", "1", "2"):
+                self.assertLessEqual({"unshard", "unit", "all_gather", "reduce_scatter"}, kinds[rank, unit], (rank, unit))
+            self.assertLessEqual({"reduce", "optimizer"}, kinds[rank, "any"])
         for track in tracks.values():  # events of a track lie one in the other, or one after the other
             open_until = []
             for begin, minus in sorted(track):
@@ -104,24 +110,49 @@ class Trace(Report):
                     open_until.pop()
                 self.assertTrue(not open_until or begin - minus <= open_until[-1] + 1e-2)
                 open_until.append(begin - minus)
-        for calls in operations.values():  # the clocks fit, to the microsecond
-            self.assertEqual(len(calls), 4)
+        whole = [calls for calls in operations.values() if len(calls) == 4]
+        self.assertGreater(len(whole), 100)
+        for calls in whole:  # none ends before all have begun
             self.assertLessEqual(max(begin for begin, _ in calls), min(end for _, end in calls) + 1)
 
     def test_perfetto(self):
         try:
             from perfetto.trace_processor import TraceProcessor
 
-            processor = TraceProcessor(trace=str(self.trace))
+            processor = TraceProcessor(trace=str(self.sick / "trace.json"))
         except Exception as error:  # it downloads its program when it is first used
             self.skipTest(f"Perfetto's trace processor can't be had: {error!r}")
         with processor:
-            query = "select p.pid as rank, sum(s.dur) / 1e9 as seconds from slice s join thread_track t on s.track_id = t.id join thread using (utid) join process p using (upid) where s.category = 'unit' group by rank order by rank"
-            computing = {row.rank: row.seconds for row in processor.query(query)}
-            self.assertEqual(sorted(computing), [0, 1, 2, 3])
-            self.assertAlmostEqual(computing[3] / computing[0], 1.5, delta=0.01)
+            query = "select p.pid as rank, count(*) as n from slice s join thread_track t on s.track_id = t.id join thread using (utid) join process p using (upid) where s.category = 'unit' group by rank order by rank"
+            units = {row.rank: row.n for row in processor.query(query)}
+            self.assertEqual(units, {rank: sum(event["ph"] == "X" and event["cat"] == "unit" and event["pid"] == rank for event in self.events) for rank in range(4)})
             self.assertEqual(next(iter(processor.query("select count(*) as n from stats where severity = 'error' and value > 0"))).n, 0)
+
+    @unittest.skipUnless(BROWSER, "there is no browser")
+    def test_page(self):
+        sick, empty = with_another_name(self.sick, self.folder / "hostile"), self.folder / "empty"
+        empty.mkdir()
+        (empty / "run.json").write_text(json.dumps({"format": 1, "world": 2, "status": "runs", "started": 1764500000.0}))
+        for run in (sick, self.healthy, empty):
+            output_of(TESSERA, "report", run)
+        output_of(TESSERA, "report", self.healthy, sick)
+        pages = {sick / "report.html": 5, self.healthy / "report.html": 5, empty / "report.html": 0, self.healthy / "comparison.html": 9}
+        with Browser(BROWSER[0]) as browser:
+            for page, drawings in pages.items():
+                for width, theme in ((360, "dark"), (1280, "light")) if page.parent != sick else ((360, "light"), (360, "dark"), (1280, "light"), (1280, "dark")):
+                    with self.subTest(page=page.name, of=page.parent.name, width=width, theme=theme):
+                        self.assertEqual(browser.show(page.as_uri(), width, theme), [])
+                        self.assertLessEqual(browser.value("document.documentElement.scrollWidth"), width)
+                        self.assertGreaterEqual(browser.value("document.querySelectorAll('svg').length"), drawings)
+                        self.assertEqual(browser.value("[...document.querySelectorAll('svg')].filter(s => s.querySelectorAll('rect, path').length < 2 || s.getBoundingClientRect().height < 10).length"), 0)
+                        self.assertEqual(browser.value(PALE), [])
+                        self.assertEqual(browser.value("document.querySelectorAll('img').length"), 0)
+            self.assertEqual(browser.show((sick / "report.html").as_uri(), 360, "light"), [])
+            self.assertIn("Slow: rank 2 on ", browser.value("document.body.innerText"))
+            self.assertIn(hostile, browser.value("document.body.textContent"))
+            tip = "(() => { const r = [...document.querySelectorAll('[data-t]')].find(n => n.dataset.t); r.dispatchEvent(new PointerEvent('pointerdown', {bubbles: true})); return document.getElementById('tip').innerText })()"
+            self.assertIn("rank", browser.value(tip))
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], sys.argv[2]], verbosity=2)
+    unittest.main(argv=sys.argv[:1], verbosity=2)

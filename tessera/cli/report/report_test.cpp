@@ -24,7 +24,6 @@ using ::testing::SizeIs;
 struct Scenario {
   int world = 4;
   double slow = 1;   // rank 1 computes longer by this factor
-  double large = 1;  // layers.1 is larger by this factor
   bool has_trace = true;
   double clock_of_b = 0;   // the second half of the ranks is on host b, whose clock is ahead
   int gathers = 2;         // of each unit in a step
@@ -42,15 +41,14 @@ json event(int rank, int tid, const std::string& category, const std::string& na
 }
 
 void write_run(const std::filesystem::path& folder, const Scenario& scenario) {
-  const auto& [world, slow, large, has_trace, clock_of_b, gathers, transfer_of_unit, least_lead, other, residence] = scenario;
+  const auto& [world, slow, has_trace, clock_of_b, gathers, transfer, least_lead, other, residence] = scenario;
   std::filesystem::create_directories(folder);
   json units = json::array(), hosts = json::array();
   for (const auto& unit : kUnits) {
-    const double bytes = 4e6 * (unit == "layers.1" ? large : 1);
     units.push_back({{"name", unit},
-                     {"parameters", bytes / 4},
-                     {"unsharded", bytes},
-                     {"shard", bytes / world},
+                     {"parameters", 1e6},
+                     {"unsharded", 4e6},
+                     {"shard", 4e6 / world},
                      {"dtype", "Float"},
                      {"residence", residence},
                      {"depth", 1}});
@@ -82,8 +80,7 @@ void write_run(const std::filesystem::path& folder, const Scenario& scenario) {
       traces[rank].push_back(event(rank, 0, "pass", "forward", now + (hosts[rank] == "b" ? clock_of_b : 0), now + 0.1, json::object()));
     for (size_t gather = 0; gather < gathers * kUnits.size(); gather++) {
       const auto& unit = kUnits[gather % kUnits.size()];
-      const double transfer = transfer_of_unit * (unit == "layers.1" ? large : 1), all_begun = now + computing / gathers * slow,
-                   end = all_begun + transfer;
+      const double all_begun = now + computing / gathers * slow, end = all_begun + transfer;
       const double lead = least_lead > 0 ? std::max(least_lead, transfer / 3) : 0;
       sequence++;
       for (int rank = 0; rank < world; rank++) {
@@ -175,20 +172,6 @@ TEST_F(Report, HasNoAdviceForAHealthyRun) {
   }
 }
 
-TEST_F(Report, NamesTheSlowRankAndTheLargeUnit) {
-  const auto run = data({{.slow = 1.4, .large = 25}}).at(0);
-  EXPECT_THAT(names_of(run), ElementsAre("slow-rank", "unit-too-large"));
-  EXPECT_EQ(run["advice"][0]["ranks"], json({1}));
-  EXPECT_THAT(run["advice"][0]["evidence"].get<std::string>(),
-              AllOf(HasSubstr("It computes 280 ms in a step, the median rank 200 ms"), HasSubstr("lose 240 ms in each step")));
-  EXPECT_EQ(run["advice"][1]["units"], json({"layers.1"}));
-  EXPECT_EQ(run["ranks"][0]["others_waited"], 0);
-  EXPECT_GT(run["ranks"][1]["others_waited"], 0);
-  EXPECT_EQ(run["waits"]["from"], "trace");
-  EXPECT_NEAR(run["waits"]["waited"][0][1], 3 * (6 * (0.01 - 0.002) + 2 * (0.01 - 0.025 / 3)), 1e-3);
-  EXPECT_EQ(run["waits"]["waited"][1][0], 0);
-}
-
 TEST_F(Report, SeesOtherCauses) {
   const auto runs = data(
       {{.slow = 1.4, .has_trace = false, .residence = "node-shared"}, {.gathers = 4}, {.transfer = 0.01, .lead = 0}, {.other = 0.1}});
@@ -264,15 +247,6 @@ TEST_F(Report, StaysSmallWithManyRanks) {
   EXPECT_EQ(ended.status, 0) << ended.err;
   EXPECT_LT(std::filesystem::file_size(folder / "run/report.html"), 5'000'000U);
   EXPECT_THAT(ended.out, HasSubstr("Slow: rank 1 on a"));
-}
-
-TEST_F(Report, ComparesRuns) {
-  write_run(folder / "one", {});
-  write_run(folder / "two", {.slow = 1.4});
-  const auto ended = report({folder / "one", folder / "two"});
-  EXPECT_EQ(ended.status, 0) << ended.err;
-  EXPECT_THAT(read_file(folder / "one/comparison.html"),
-              AllOf(HasSubstr((folder / "one").string()), HasSubstr((folder / "two").string())));
 }
 
 TEST_F(Report, RefusesOtherFolders) {
