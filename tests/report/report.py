@@ -149,7 +149,7 @@ class Report(unittest.TestCase):
                         self.assertEqual(browser.value("document.querySelectorAll('img').length"), 0)
             self.assertEqual(browser.show((sick / "report.html").as_uri(), 360, "light"), [])
             self.assertIn("Slow: rank 2 on ", browser.value("document.body.innerText"))
-            self.assertIn(hostile, browser.value("document.body.textContent"))
+            self.assertIn(HOSTILE, browser.value("document.body.textContent"))
             tip = "(() => { const r = [...document.querySelectorAll('[data-t]')].find(n => n.dataset.t); r.dispatchEvent(new PointerEvent('pointerdown', {bubbles: true})); return document.getElementById('tip').innerText })()"
             self.assertIn("rank", browser.value(tip))
 
