@@ -13,7 +13,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/tied.h"
 #include "tessera/comm/record.h"
-#include "tessera/comm/simulation.h"
 #include "tessera/shard/dispatch/watcher.h"
 #include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/parameter_meta.h"
@@ -22,17 +21,6 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kPassNames[] = {"no pass", "forward", "a forward without gradients", "backward"};
-
-/// Tells a dry run of a unit.
-void tell(Simulation& simulation, Unit& unit) {
-  uint64_t numel = 0, shard = 0;
-  for (const auto& group : unit.groups()) {
-    shard += group.own.nbytes();
-    for (const auto& parameter : group.parameters) numel += static_cast<uint64_t>(parameter.span.numel);
-  }
-  const auto& memory = unit.memory();
-  simulation.add_unit(unit.name(), numel, memory.unsharded_bytes(unit.buffers()), shard, memory.residence);
-}
 
 /// Ends a backward pass of a schedule, once. A callback of the autograd engine owns it: the engine calls now() when the pass is complete,
 /// or destroys the callback when it gives the pass up.
@@ -101,7 +89,6 @@ void Schedule::end_backward(uint64_t number, bool complete) {
   finish_reductions();
   watch_->earlier.note_end_of_pass();
   if (complete && settings_.tracing.cuts_after_backward) settings_.world.step_done();
-  if (auto* const simulation = Simulation::current(); simulation != nullptr && complete) simulation->backward_done();
   if (complete) settings_.world.record()->end_backward(this);
 }
 
@@ -109,7 +96,6 @@ void Schedule::visit(Unit& unit) {
   if (visited_ != nullptr && visited_ != &unit) state_of(*visited_).casts.clear();
   visited_ = &unit;
   unit.mesh().world().enter(kPassNames[static_cast<size_t>(pass_)], unit.name());
-  if (auto* const simulation = Simulation::current()) tell(*simulation, unit);
   state_of(unit).note_early(UnitState::Early::No);
   state_of(unit).note_use(pass_number_);
   if (!order(pass_).record(&unit)) misses_++;
