@@ -37,7 +37,7 @@ namespace {
 constexpr int kMostPlannedRanks = 4096;
 constexpr int kNothingFits = 3;
 constexpr unsigned kSecondsOfDryRun = 600;
-constexpr auto kNodeShared = "node-shared";
+constexpr auto kNodeShared = "node-shared", kAsItIs = "as it is";
 
 struct PlanFlags {
   std::vector<std::string> words;  // a model, or a program with its arguments
@@ -47,6 +47,17 @@ struct PlanFlags {
   int64_t batch_size = 4, length = 0, rank = 8, memory = 0;
   int ranks_per_host = 0;
   bool as_json = false;
+
+  bool are_of_program() const { return words.size() > 1 || !names_a_model(words.front()); }
+  /// Throws ConfigError for a flag that would have no effect.
+  void expect_use(const CLI::App& command) const {
+    for (const auto* name : {"--batch-size", "--length", "--method", "--rank"}) {
+      if (are_of_program() && command.count(name) > 0)
+        throw ConfigError("{} is for a model from its description; a program is planned with its own flags, which come after it", name);
+    }
+    if (method == "full" && command.count("--rank") > 0)
+      throw ConfigError("--rank is for adapters, which --method full does not make; give --method lora or qlora");
+  }
 };
 
 /// A way to train, and the outcome of its dry run.
@@ -95,12 +106,10 @@ class PlanCommand {
 
   /// Adds all ways to train on so many ranks.
   void add_plans(int world) {
-    if (is_program_ && flags_.strategies.empty()) {
-      plans_.push_back({.name = "as it is", .world = world});
-      return;
-    }
     auto strategies = flags_.strategies;
-    if (strategies.empty()) {
+    if (strategies.empty() && is_program_) {
+      strategies = {kAsItIs};
+    } else if (strategies.empty()) {
       strategies = {"FULL_SHARD"};
       if (world > 1 && machine_.kind == "cpu") strategies.emplace_back(kNodeShared);
       if (world > 1) strategies.insert(strategies.end(), {"SHARD_GRAD_OP", "NO_SHARD"});
@@ -108,9 +117,11 @@ class PlanCommand {
     }
     for (const auto& strategy : strategies) {
       const bool is_shared = strategy == kNodeShared;
-      Plan plan{.name = strategy,
-                .world = world,
-                .settings = {{"fsdp_sharding_strategy", is_shared ? "FULL_SHARD" : strategy}, {"tessera_residence", is_shared ? kNodeShared : "gathered"}}};
+      Plan plan{.name = strategy, .world = world};
+      if (strategy != kAsItIs) {
+        plan.settings["fsdp_sharding_strategy"] = is_shared ? "FULL_SHARD" : strategy;
+        plan.settings["tessera_residence"] = is_shared ? kNodeShared : "gathered";
+      }
       if (flags_.precision == "bf16") plan.settings["mixed_precision"] = "bf16";
       if (!is_program_) {
         plan.settings["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP";
@@ -196,7 +207,7 @@ class PlanCommand {
   std::string verdict() const {
     const auto& best = plans_.front();
     if (fits(best)) {
-      return fmt::format("Take {}{}: a step takes {}, and a rank {}{}:\n\n  {}", best.settings.empty() ? "" : best.name + " on ",
+      return fmt::format("Take {}{}: a step takes {}, and a rank {}{}:\n\n  {}", best.name == kAsItIs ? "" : best.name + " on ",
                          counted(best.world, "rank"), best.time_text("step"), size_text(best.peak()),
                          best.world > here_ ? "; on each host, with its own number after --node-rank" : "", launch_line());
     }
@@ -283,7 +294,7 @@ class PlanCommand {
 
   PlanFlags flags_;
   const simulate::Machine machine_;
-  const bool is_program_ = flags_.words.size() > 1 || !names_a_model(flags_.words.front());
+  const bool is_program_ = flags_.are_of_program();
   int here_;       // ranks of a host
   double memory_;  // of a rank; 0 if unknown
   PlannedModel model_;
@@ -328,7 +339,8 @@ void add_plan(CLI::App& app, std::function<int()>& chosen) {
       {"tessera plan SmolLM2-135M -n 2 -n 8", "tessera plan Llama-3.1-8B -n 64 --precision bf16 --memory 80GB --machine gpu",
        "tessera plan -n 64 -- ./train --layers 32"},
       "The status is 3 if nothing fits. docs/planning.md explains the tables."));
-  command->callback([&chosen, flags] {
+  command->callback([&chosen, command, flags] {
+    flags->expect_use(*command);
     chosen = [flags] { return PlanCommand(*flags).run(); };
   });
 }
