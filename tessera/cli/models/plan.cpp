@@ -77,6 +77,11 @@ class PlanCommand {
  public:
   explicit PlanCommand(PlanFlags flags) : flags_(std::move(flags)), machine_(simulate::Machine::named(flags_.machine)) {
     here_ = flags_.ranks_per_host > 0 ? flags_.ranks_per_host : machine_.ranks_per_host;
+    for (const int world : flags_.worlds) {
+      if (world > here_ && world % here_ != 0)
+        throw ConfigError("-n {}: hosts of {} would not all have as many; give a multiple of {}, or --ranks-per-host", world,
+                          counted(here_, "rank"), here_);
+    }
     memory_ = flags_.memory > 0 ? static_cast<double>(flags_.memory) : machine_.memory / machine_.ranks_per_host;
     if (is_program_) return;
     model_ = planned_model(flags_.words.front());
@@ -113,7 +118,7 @@ class PlanCommand {
       strategies = {"FULL_SHARD"};
       if (world > 1 && machine_.kind == "cpu") strategies.emplace_back(kNodeShared);
       if (world > 1) strategies.insert(strategies.end(), {"SHARD_GRAD_OP", "NO_SHARD"});
-      if (world > here_ && world % here_ == 0) strategies.emplace_back("HYBRID_SHARD");
+      if (world > here_) strategies.emplace_back("HYBRID_SHARD");
     }
     for (const auto& strategy : strategies) {
       const bool is_shared = strategy == kNodeShared;
@@ -191,7 +196,7 @@ class PlanCommand {
   /// The command line that trains by the best plan.
   std::string launch_line() const {
     const auto& [name, world, settings, outcome] = plans_.front();
-    const int hosts = (world + here_ - 1) / here_;
+    const int hosts = std::max(1, world / here_);
     auto line = fmt::format("tessera launch -n {}", std::min(world, here_));
     if (hosts > 1) line += fmt::format(" --nnodes {} --node-rank 0 --rdzv-endpoint node0:29500", hosts);
     for (const auto& [key, value] : settings) {
