@@ -82,7 +82,6 @@ class PlanCommand {
         throw ConfigError("-n {}: hosts of {} would not all have as many; give a multiple of {}, or --ranks-per-host", world,
                           counted(here_, "rank"), here_);
     }
-    memory_ = flags_.memory > 0 ? static_cast<double>(flags_.memory) : machine_.memory / machine_.ranks_per_host;
     if (is_program_) return;
     model_ = planned_model(flags_.words.front());
     auto& length = flags_.length;
@@ -104,7 +103,12 @@ class PlanCommand {
   }
 
  private:
-  bool fits(const Plan& plan) const { return memory_ == 0 || plan.peak() <= memory_; }
+  /// What a rank may use; 0 if unknown. A rank has a GPU at most, even on a host with fewer ranks than GPUs.
+  double memory_of(int world) const {
+    if (flags_.memory > 0) return static_cast<double>(flags_.memory);
+    return machine_.memory / (machine_.kind == "gpu" ? std::max(here_, machine_.ranks_per_host) : std::min(here_, world));
+  }
+  bool fits(const Plan& plan) const { return memory_of(plan.world) == 0 || plan.peak() <= memory_of(plan.world); }
   double tokens_per_second(const Plan& plan) const {
     return static_cast<double>(flags_.batch_size * flags_.length) * plan.world / plan.time("step");
   }
@@ -219,7 +223,7 @@ class PlanCommand {
     const auto& least = *std::ranges::min_element(plans_, {}, &Plan::peak);
     return fmt::format("Nothing fits into {} of a rank; the least is {}, {} on {}. More ranks take less each; so do smaller batches, shorter rows, "
                        "--precision bf16, and --method lora or qlora",
-                       size_text(memory_), size_text(least.peak()), least.name, counted(least.world, "rank"));
+                       size_text(memory_of(least.world)), size_text(least.peak()), least.name, counted(least.world, "rank"));
   }
 
   /// A step of each plan, and the memory of a rank by kind where it takes the most.
@@ -235,7 +239,7 @@ class PlanCommand {
       const auto& plan = plans_[p];
       const auto& traffic = plan.outcome.at("traffic");
       const auto ranks = std::to_string(plan.world);
-      steps.push_back({plan.name, ranks, size_text(plan.peak()), memory_ == 0 ? "?" : fits(plan) ? "yes" : "no", plan.time_text("step"),
+      steps.push_back({plan.name, ranks, size_text(plan.peak()), memory_of(plan.world) == 0 ? "?" : fits(plan) ? "yes" : "no", plan.time_text("step"),
                        is_program_ ? "" : train::short_number(tokens_per_second(plan)),
                        duration_text(plan.time("compute") + plan.time("optimizer")),
                        size_text(traffic.at("gathered").get<double>() + traffic.at("reduced").get<double>()), plan.time_text("communication"),
@@ -277,17 +281,17 @@ class PlanCommand {
     fmt::print("{}: {} parameters", joined(flags_.words, " "), train::short_number(plans_.front().outcome.at("parameters").get<double>()));
     if (!is_program_) fmt::print(", {}, {} of {} tokens a rank and step", flags_.method, counted(flags_.batch_size, "row"), flags_.length);
     fmt::print("\nmachine {}: {} on each host, {} each\n\n{}\n{}", flags_.machine, counted(here_, "rank"),
-               memory_ == 0 ? "unknown memory" : size_text(memory_), tables(), chart());
+               memory_of(here_) == 0 ? "unknown memory" : size_text(memory_of(here_)), tables(), chart());
     if (!is_program_) fmt::print("+ac is with activation checkpointing\n");
     fmt::print("{}{}\n{}\n", joined(left_out_, "\n"), left_out_.empty() ? "" : "\n", verdict());
   }
 
   void print_json() const {
-    nlohmann::ordered_json json = {{"machine", flags_.machine}, {"memory", memory_}, {"plans", nlohmann::ordered_json::array()}, {"left_out", left_out_}};
+    nlohmann::ordered_json json = {{"machine", flags_.machine}, {"plans", nlohmann::ordered_json::array()}, {"left_out", left_out_}};
     for (const auto& plan : plans_) {
       auto& each = json["plans"].emplace_back(
-          nlohmann::ordered_json{{"plan", plan.name}, {"world", plan.world}, {"settings", plan.settings}, {"fits", nullptr}});
-      if (memory_ > 0) each["fits"] = fits(plan);
+          nlohmann::ordered_json{{"plan", plan.name}, {"world", plan.world}, {"settings", plan.settings}, {"available", memory_of(plan.world)}, {"fits", nullptr}});
+      if (memory_of(plan.world) > 0) each["fits"] = fits(plan);
       if (!is_program_) each["tokens_per_second"] = tokens_per_second(plan);
       each.update(plan.outcome);
       each.erase("schedule");  // hundreds of lines
@@ -300,8 +304,7 @@ class PlanCommand {
   PlanFlags flags_;
   const simulate::Machine machine_;
   const bool is_program_ = flags_.are_of_program();
-  int here_;       // ranks of a host
-  double memory_;  // of a rank; 0 if unknown
+  int here_;  // ranks of a host
   PlannedModel model_;
   std::vector<Plan> plans_;  // the best first
   std::vector<std::string> left_out_;
