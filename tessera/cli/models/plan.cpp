@@ -209,8 +209,9 @@ class PlanCommand {
       line += fmt::format(" \\\n    --{} {}", flag, value);
     }
     if (is_program_) return line + " \\\n    " + joined(flags_.words, " ");
-    line += fmt::format(" \\\n    {} --model {} --data FILE --batch-size {}", model_.recipe, flags_.words.front(), flags_.batch_size);
-    return model_.recipe == "llama" ? line + fmt::format(" --length {}", flags_.length) : line;
+    const bool is_llama = model_.recipe == "llama", is_new = is_llama && !model_.has_weights && flags_.method == "full";
+    return line + fmt::format(" \\\n    {} {} {} --data FILE --batch-size {} {} {}", model_.recipe, is_new ? "--config" : "--model",
+                              model_.place.string(), flags_.batch_size, is_llama ? "--length" : "--max-length", flags_.length);
   }
 
   std::string verdict() const {
