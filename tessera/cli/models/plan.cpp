@@ -1,12 +1,15 @@
 // `tessera plan`: says what training takes, by dry runs of each way to shard it.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <future>
 #include <memory>
@@ -15,15 +18,18 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/fd.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/input_file.h"
 #include "tessera/base/process.h"
+#include "tessera/base/run_folder.h"
 #include "tessera/base/table.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/ckpt/places.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/known_words.h"
 #include "tessera/cli/launch/ranks_here.h"
+#include "tessera/cli/launch/watchdog.h"
 #include "tessera/cli/models/plan_model.h"
 #include "tessera/cli/packages.h"
 #include "tessera/comm/simulation.h"
@@ -36,7 +42,7 @@ namespace {
 
 constexpr int kMostPlannedRanks = 4096;
 constexpr int kNothingFits = 3;
-constexpr unsigned kSecondsOfDryRun = 600;
+constexpr std::chrono::minutes kLimitOfDryRun(10);
 constexpr auto kNodeShared = "node-shared", kAsItIs = "as it is";
 
 struct PlanFlags {
@@ -147,43 +153,53 @@ class PlanCommand {
   }
 
   /// Runs a plan in a process of its own, with its settings as variables, as launch passes them. Returns why there is no outcome.
-  std::string try_one(Plan& plan) const {
+  std::string try_one(Plan& plan, Watchdog& watchdog, int place) const {
     config::Settings settings;
     for (const auto& [key, value] : plan.settings) settings.set(key, value, config::Origin::Flag, "tessera plan");
     settings.expect_consistent();
     auto environment = settings.environment();
     const TemporaryFolder folder("tessera-plan");
-    const auto out = folder.path() / "outcome.json";
+    const auto out = folder.path() / "outcome.json", output = folder.path() / "output";
     environment["TESSERA_MACHINE"] = flags_.machine;
     environment["TESSERA_DRY_RUN"] = fmt::format("{}/{}", plan.world, here_);
     environment["TESSERA_DRY_RUN_OUT"] = out;
     const auto rows = std::to_string(flags_.batch_size), length = std::to_string(flags_.length);
     // Without a program, this one, which then trains the model.
-    const std::vector<std::string> own = {this_program(), "plan", flags_.words.front(), "-n", "1", "--batch-size", rows, "--length", length};
-    Process process(is_program_ ? flags_.words : own, environment, Process::Output::Capture, [] { ::alarm(kSecondsOfDryRun); });
-    auto said = printable(process.read_output(), "\n");
-    const auto status = process.wait(std::chrono::seconds(kSecondsOfDryRun)).value_or(128 + SIGALRM);
-    if (status == 0 && is_there(out)) {
+    const std::vector<std::string> own = {this_program(), "plan", flags_.words.front(), "-n", "1", "--batch-size", rows, "--length",
+                                          length};
+    // A file and not a pipe, for whose end a child of the program could make this process wait.
+    const Fd file(::open(output.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR));
+    Process process(is_program_ ? flags_.words : own, environment, Process::Output::Inherit, [&] {
+      ::setpgid(0, 0);
+      for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) ::dup2(file.get(), stream);
+    });
+    watchdog.watch(place, process.pid());
+    const auto ended = process.wait(kLimitOfDryRun);
+    ::kill(-process.pid(), SIGKILL);  // also what a program that has ended leaves behind
+    watchdog.watch(place, 0);
+    auto said = printable(InputFile(output).read_all(), "\n");
+    if (ended == 0 && is_there(out)) {
       plan.outcome = nlohmann::ordered_json::parse(InputFile(out).read_all(), nullptr, /*allow_exceptions=*/false);
       if (plan.outcome.is_object() && plan.outcome.value("steps", 0) > 0) return {};
     }
     said.erase(said.find_last_not_of('\n') + 1);
     return fmt::format("it {} and has taken no step of training with Tessera{}{}",
-                       status == 128 + SIGALRM ? "was ended after ten minutes" : fmt::format("ended with status {}", status),
+                       ended ? fmt::format("ended with status {}", *ended) : "was ended after ten minutes",
                        said.empty() ? "" : ": ", said);
   }
 
   /// Runs all plans, and keeps those that took a step. If none did, throws Error with what the first one said.
   void try_all() {
-    for (const auto* name : {"RANK", "WORLD_SIZE", "TESSERA_CONFIG_FILE"}) ::unsetenv(name);
+    for (const auto* name : {"RANK", "WORLD_SIZE", "TESSERA_CONFIG_FILE", kRunVariable, "TESSERA_LAUNCH_RECORD"}) ::unsetenv(name);
     std::vector<std::string> faults(plans_.size());
     std::atomic<size_t> next = 0;
-    const auto work = [&] {
-      for (size_t i = next++; i < plans_.size(); i = next++) faults[i] = try_one(plans_[i]);
+    const int at_once = is_program_ ? 1 : cores();  // a program may write files
+    Watchdog watchdog(at_once);
+    const auto work = [&](int place) {
+      for (size_t i = next++; i < plans_.size(); i = next++) faults[i] = try_one(plans_[i], watchdog, place);
     };
     std::vector<std::future<void>> workers;
-    // A program may write files, so only one of them runs at a time.
-    for (int i = 0; i < (is_program_ ? 1 : cores()); i++) workers.push_back(std::async(std::launch::async, work));
+    for (int i = 0; i < at_once; i++) workers.push_back(std::async(std::launch::async, work, i));
     for (auto& worker : workers) worker.get();
     std::vector<Plan> good;
     for (size_t i = 0; i < plans_.size(); i++) {
