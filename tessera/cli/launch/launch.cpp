@@ -170,6 +170,7 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
           "--dry-run is for ranks on CPUs and GPUs; what XLA devices need says tessera xla compile --topology NAME -- PROGRAM");
     refuse_to_be_a_rank();
     plan.environment["TESSERA_DRY_RUN"] = fmt::format("{}/{}", plan.ranks * plan.nodes, plan.ranks);
+    plan.environment["TESSERA_LOG_WITH"] = "none";
     return plan;
   }
   if (!flags.record.empty()) plan.environment[kRunVariable] = std::filesystem::absolute(flags.record).string();
@@ -277,8 +278,8 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
   auto* standalone =
       command->add_flag("--standalone", flags->standalone, "All ranks are on this host, which is so in any case unless --nnodes is given");
   auto* dry_run = command->add_flag("--dry-run", flags->dry_run,
-                                    "Start one process, which simulates all ranks, of all nodes: it prints units, schedule, memory and time "
-                                    "of a step, and ends. A program that does not call tessera::init runs as it is");
+                                    "Start one process, which simulates all ranks, of all nodes: it prints units, schedule, memory and "
+                                    "time of a step, and ends. A program that does not call tessera::init runs as it is");
   for (const auto* other : {"--record", "--log-dir", "--max-restarts"}) dry_run->excludes(command->get_option(other));
   command->add_flag("-q,--quiet", flags->quiet, "Print no messages of launch itself, except about what goes wrong");
   add_flags_without_effect(*command, flags->remarks);

@@ -165,8 +165,8 @@ class PlanCommand {
     environment["TESSERA_DRY_RUN_OUT"] = out;
     const auto rows = std::to_string(flags_.batch_size), length = std::to_string(flags_.length);
     // Without a program, this one, which then trains the model.
-    const std::vector<std::string> own = {this_program(), "plan", flags_.words.front(), "-n", "1", "--batch-size", rows, "--length",
-                                          length};
+    const std::vector<std::string> own = {this_program(), "plan", flags_.words.front(), "-n", "1",
+                                          "--batch-size", rows, "--length", length};
     // A file and not a pipe, for whose end a child of the program could make this process wait.
     const Fd file(::open(output.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR));
     Process process(is_program_ ? flags_.words : own, environment, Process::Output::Inherit, [&] {
@@ -190,7 +190,8 @@ class PlanCommand {
 
   /// Runs all plans, and keeps those that took a step. If none did, throws Error with what the first one said.
   void try_all() {
-    for (const auto* name : {"RANK", "WORLD_SIZE", "TESSERA_CONFIG_FILE", kRunVariable, "TESSERA_LAUNCH_RECORD"}) ::unsetenv(name);
+    for (const auto* name : {"RANK", "WORLD_SIZE", "TESSERA_CONFIG_FILE", kRunVariable, "TESSERA_LAUNCH_RECORD", "TESSERA_LOG_WITH"})
+      ::unsetenv(name);
     std::vector<std::string> faults(plans_.size());
     std::atomic<size_t> next = 0;
     const int at_once = is_program_ ? 1 : cores();  // a program may write files
@@ -238,8 +239,8 @@ class PlanCommand {
                          best.world > here_ ? "; on each host, with its own number after --node-rank" : "", launch_line());
     }
     const auto& least = *std::ranges::min_element(plans_, {}, &Plan::peak);
-    return fmt::format("Nothing fits into {} of a rank; the least is {}, {} on {}. More ranks take less each; so do smaller batches, shorter rows, "
-                       "--precision bf16, and --method lora or qlora",
+    return fmt::format("Nothing fits into {} of a rank; the least is {}, {} on {}. More ranks take less each; so do smaller batches, "
+                       "shorter rows, --precision bf16, and --method lora or qlora",
                        size_text(memory_of(least.world)), size_text(least.peak()), least.name, counted(least.world, "rank"));
   }
 
@@ -256,7 +257,8 @@ class PlanCommand {
       const auto& plan = plans_[p];
       const auto& traffic = plan.outcome.at("traffic");
       const auto ranks = std::to_string(plan.world);
-      steps.push_back({plan.name, ranks, size_text(plan.peak()), memory_of(plan.world) == 0 ? "?" : fits(plan) ? "yes" : "no", plan.time_text("step"),
+      steps.push_back({plan.name, ranks, size_text(plan.peak()), memory_of(plan.world) == 0 ? "?" : fits(plan) ? "yes" : "no",
+                       plan.time_text("step"),
                        is_program_ ? "" : train::short_number(tokens_per_second(plan)),
                        duration_text(plan.time("compute") + plan.time("optimizer")),
                        size_text(traffic.at("gathered").get<double>() + traffic.at("reduced").get<double>()), plan.time_text("communication"),
@@ -304,11 +306,13 @@ class PlanCommand {
   }
 
   void print_json() const {
-    nlohmann::ordered_json json = {{"machine", flags_.machine}, {"plans", nlohmann::ordered_json::array()}, {"left_out", left_out_}};
+    const auto none = nlohmann::ordered_json::array();
+    nlohmann::ordered_json json = {{"machine", flags_.machine}, {"plans", none}, {"left_out", left_out_}};
     for (const auto& plan : plans_) {
-      auto& each = json["plans"].emplace_back(
-          nlohmann::ordered_json{{"plan", plan.name}, {"world", plan.world}, {"settings", plan.settings}, {"available", memory_of(plan.world)}, {"fits", nullptr}});
-      if (memory_of(plan.world) > 0) each["fits"] = fits(plan);
+      const auto available = memory_of(plan.world);
+      auto& each = json["plans"].emplace_back(nlohmann::ordered_json{
+          {"plan", plan.name}, {"world", plan.world}, {"settings", plan.settings}, {"available", available}, {"fits", nullptr}});
+      if (available > 0) each["fits"] = fits(plan);
       if (!is_program_) each["tokens_per_second"] = tokens_per_second(plan);
       each.update(plan.outcome);
       each.erase("schedule");  // hundreds of lines
@@ -348,17 +352,21 @@ void add_plan(CLI::App& app, std::function<int()>& chosen) {
                    "How to shard; may be repeated. All that make sense unless given, and a program as it is; a program with a Trainer follows")
       ->allow_extra_args(false)
       ->check(one_of({"FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD", kNodeShared}));
-  command->add_option("--precision", flags->precision, "In which dtype to compute")->capture_default_str()->check(one_of({"fp32", "bf16"}));
+  command->add_option("--precision", flags->precision, "In which dtype to compute; a program with a Trainer follows")
+      ->capture_default_str()->check(one_of({"fp32", "bf16"}));
   command->add_option("--batch-size", flags->batch_size, "Rows of a rank and step")->capture_default_str()->check(from_to(1, 1'000'000));
-  command->add_option("--length", flags->length, "Tokens in a row; 512, or as many as the model takes, unless given")->check(from_to(2, 10'000'000));
+  command->add_option("--length", flags->length, "Tokens in a row; 512, or as many as the model takes, unless given")
+      ->check(from_to(2, 10'000'000));
   command->add_option("--method", flags->method, "full: all weights train; lora: adapters train; qlora: beside quantised weights")
       ->capture_default_str()
       ->check(one_of({"full", "lora", "qlora"}));
   command->add_option("--rank", flags->rank, "Rank of adapters")->capture_default_str()->check(from_to(1, 100'000));
   command
-      ->add_option("--machine", flags->machine, "The file of tessera test --calibrate; or cpu or gpu, which are built-in round numbers for servers")
+      ->add_option("--machine", flags->machine,
+                   "The file of tessera test --calibrate; or cpu or gpu, which are built-in round numbers for servers")
       ->capture_default_str();
-  add_value(*command, "--memory", flags->memory, bytes_of, "What a rank may use, such as 64GB; its part of the machine's unless given")->type_name("SIZE");
+  add_value(*command, "--memory", flags->memory, bytes_of, "What a rank may use, such as 64GB; its part of the machine's unless given")
+      ->type_name("SIZE");
   command->add_flag("--json", flags->as_json, "As JSON");
   command->footer(Help::footer_of(
       {"tessera plan SmolLM2-135M -n 2 -n 8", "tessera plan Llama-3.1-8B -n 64 --precision bf16 --memory 80GB --machine gpu",
