@@ -57,7 +57,7 @@ class Simulation {
   virtual void pass_over(uint64_t bytes) = 0;
   /// The same for the fused loop of an optimizer.
   virtual void update(uint64_t bytes) = 0;
-  /// Memory besides that of tensors: this rank's share of what the ranks of a host share.
+  /// Memory besides tensors: this rank's share of what the ranks of a host share.
   virtual void note_memory(uint64_t bytes) = 0;
 
   virtual void enter(std::string_view phase, std::string_view unit) = 0;

@@ -20,7 +20,7 @@ struct MemoryUse : std::array<uint64_t, kMemoryKinds> {
 void count_memory(std::function<void(const MemoryUse&)> at_peak);
 /// The kind of memory that is allocated outside of a MemoryScope.
 void allocate_as(MemoryKind kind);
-/// Counts memory that is no tensor's and is never freed.
+/// Counts memory that does not belong to a tensor and is never freed.
 void add_memory(MemoryKind kind, uint64_t bytes);
 /// Forgets the peak so far.
 void reset_peak();

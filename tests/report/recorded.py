@@ -3,7 +3,7 @@ import json
 import pathlib
 
 
-def make_run(folder, world=4, steps=40, slow=None, large=None, hosts=None, ahead=None, units=("embed", *(f"layers.{i}" for i in range(8)), "head"), keep=4,
+def make_run(folder, world=4, steps=60, slow=None, large=None, hosts=None, ahead=None, units=("embed", *(f"layers.{i}" for i in range(8)), "head"), keep=4,
              status="done", program="llama"):
     """slow: {rank: factor of its computing}; large: a unit of 25 times the size; hosts: of each rank; ahead: {host: seconds by which its clock is ahead}."""
     folder = pathlib.Path(folder)

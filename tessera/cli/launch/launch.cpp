@@ -217,7 +217,11 @@ int launch(const LaunchPlan& plan, const config::Settings& settings, const std::
     become(plan.command);
   }
   const int status = run_attempts(plan, console);
-  if (const auto folder = folder_of(plan); folder && plan.node == 0) end_run(*folder, status);
+  try {
+    if (const auto folder = folder_of(plan); folder && plan.node == 0) end_run(*folder, status);
+  } catch (const std::exception& error) {
+    say(fmt::format("the record of the run does not say how it ended: {}", error.what()));
+  }
   console.finish();
   if (const auto trouble = console.out().trouble()) {
     console.err().write(fmt::format("launch: standard output {}\n", *trouble));

@@ -1,5 +1,7 @@
 #include "tessera/cli/report/analysis.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -9,6 +11,9 @@ namespace {
 
 constexpr double RankLine::*kParts[] = {&RankLine::seconds, &RankLine::compute, &RankLine::unshard, &RankLine::reduce, &RankLine::optimizer,
                                         &RankLine::other, &RankLine::gathers, &RankLine::misses, &RankLine::cancelled};
+
+constexpr int64_t kLeastSteps = 30;
+constexpr double kLeastSeconds = 20;
 
 /// The mean step of a rank, without its first line, which has the start, where there are others.
 RankLine mean_step(const RecordedRank& rank) {
@@ -143,6 +148,12 @@ Analysis analysed(const RecordedRun& run) {
   const auto flops = run.facts.value("flops_per_step", nlohmann::json()), peak = run.facts.value("peak_flops", nlohmann::json());
   if (flops.is_number() && peak.is_number() && peak > 0 && all.step_seconds > 0)
     all.mfu = flops.get<double>() / peak.get<double>() / all.step_seconds;
+  const auto steps = all.ranks.empty() ? 0 : std::ranges::max(all.ranks, {}, &RankLine::steps).steps;
+  if (!run.is_timed()) {
+    all.untimed = "times are those of the host, not of its devices, so there is no advice from them";
+  } else if (all.step_seconds > 0 && (steps < kLeastSteps || all.step_seconds * static_cast<double>(steps) < kLeastSeconds)) {
+    all.untimed = fmt::format("times of less than {} s or {} steps give no advice", kLeastSeconds, kLeastSteps);
+  }
   add_costs(run, all);
   add_waits_of_trace(run, all);
   if (all.waits_from.empty() && seconds.size() > 1) add_waits_of_lines(all);

@@ -26,6 +26,7 @@ struct Analysis {
   double mfu = 0;                           // 0 if unknown
   int peak_rank = 0;                        // whose process was largest
   double peak_bytes = 0;                    // of that process
+  std::string untimed;                      // why no advice is given from times; empty if some may be
   double forwards = 0;                      // forward passes in a step; 0 without traces
   std::vector<UnitCost> units;              // as in RecordedRun
   std::string waits_from;                   // "trace" or "lines"; empty if nothing is known

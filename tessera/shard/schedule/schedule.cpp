@@ -474,6 +474,7 @@ void Schedule::join(Unit& unit, std::shared_ptr<UnitState> state) {
   unit.attach(shared_from_this(), std::move(state));
   state_of(unit).reduction.watch(watch_);
   members_.push_back(&unit);
+  figures_.reset();
   if (std::exchange(is_recorded_, true)) return;
   settings_.world.record()->add_model([weak = weak_from_this()](ModelFigures& figures) {
     const auto schedule = weak.lock();
@@ -482,18 +483,10 @@ void Schedule::join(Unit& unit, std::shared_ptr<UnitState> state) {
   });
 }
 
-void Schedule::count(ModelFigures& figures) {
-  const auto held = lock();
-  auto& [all, memory, sums] = figures;
-  sums["misses"] += misses_;
-  memory["unsharded"] += live_counters_.peak_bytes;
+std::vector<UnitFigures> Schedule::figures_of_members() const {
+  std::vector<UnitFigures> all;
   const bool has_root = std::ranges::any_of(members_, [](Unit* unit) { return state_of(*unit).is_root; });
   for (auto* unit : members_) {
-    const auto& counters = unit->counters();
-    sums["gathers"] += counters.gathers;
-    sums["reductions"] += counters.reductions;
-    sums["gathered_bytes"] += counters.gathered_bytes;
-    sums["cancelled"] += counters.cancelled;
     auto& own = all.emplace_back();
     own.name = unit->name();
     own.unsharded = unit->memory().unsharded_bytes(unit->buffers());
@@ -505,11 +498,31 @@ void Schedule::count(ModelFigures& figures) {
       const std::string dtype = c10::toString(group.unsharded_dtype);
       if (own.dtype.find(dtype) == std::string::npos) own.dtype += (own.dtype.empty() ? "" : "+") + dtype;
       for (const auto& parameter : group.parameters) own.parameters += parameter.span.numel;
+    }
+  }
+  return all;
+}
+
+/// Called in the program's thread, many times a second.
+void Schedule::count(ModelFigures& figures) {
+  const auto held = lock();
+  auto& [models, memory, sums] = figures;
+  if (!figures_) figures_ = std::make_shared<const std::vector<UnitFigures>>(figures_of_members());
+  models.push_back(figures_);
+  sums["misses"] += misses_;
+  memory["unsharded"] += live_counters_.peak_bytes;
+  for (auto* unit : members_) {
+    const auto& counters = unit->counters();
+    sums["gathers"] += counters.gathers;
+    sums["reductions"] += counters.reductions;
+    sums["gathered_bytes"] += counters.gathered_bytes;
+    sums["cancelled"] += counters.cancelled;
+    for (const auto& group : unit->groups()) {
+      memory["shards"] += group.own.nbytes();
       for (const auto& parameter : group.listed()) {
         if (const auto& gradient = parameter.shard.grad(); gradient.defined()) memory["gradients"] += gradient.nbytes();
       }
     }
-    memory["shards"] += own.shard;
   }
 }
 
@@ -550,6 +563,7 @@ void Schedule::forget(const Unit& unit, uint64_t held_bytes) {
   std::erase(arriving_, &unit);
   std::erase(written_, &unit);
   std::erase(members_, &unit);
+  figures_.reset();
   std::erase(to_reduce_, &unit);
   ready_.erase(&unit);
   for (auto& order : orders_) order = UseOrder(order.pass());
