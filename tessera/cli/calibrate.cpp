@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "tessera/base/error.h"
+#include "tessera/base/middle.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/facts.h"
 #include "tessera/cli/speed.h"
@@ -45,7 +46,7 @@ double seconds_of_call(const std::function<at::Tensor()>& act) {
   const int times = std::clamp(static_cast<int>(std::ceil(kSecondsOfRound / run(1))), 1, 100'000);
   std::vector<double> found;
   for (int i = 0; i < kRounds; i++) found.push_back(run(times) / times);
-  return median_of(std::move(found));
+  return middle_of(std::move(found)).second;
 }
 
 /// Of products in which each of the three sides is the smallest.
@@ -110,7 +111,7 @@ double seconds_of_operator(const at::TensorOptions& options) {
 double latency_within(const Communicator& host) {
   std::vector<double> waits(10 * kRounds);
   for (auto& wait : waits) wait = seconds_that_takes([&] { host.barrier(); });
-  return median_of(std::move(waits));
+  return middle_of(std::move(waits)).second;
 }
 
 /// Of a rank in a gather and a reduction by all ranks of a host.
@@ -175,7 +176,7 @@ void calibrate(const Communicator& world, const std::string& file) {
   for (size_t i = 0; i < all.size(); i++) {
     const auto* begin = values[static_cast<int64_t>(i)].data_ptr<double>();
     const std::vector<double> of_ranks(begin, begin + world.size());
-    *all[i].member = median_of(of_ranks);
+    *all[i].member = middle_of(of_ranks).second;
     table.push_back(speed_row(all[i].name, of_ranks, all[i].text,
                               [&](size_t rank) { return fmt::format("rank {} ({})", rank, speeds.hosts[rank]); }));
   }
@@ -192,7 +193,7 @@ void calibrate(const Communicator& world, const std::string& file) {
     latencies.push_back(pair.latency);
     bandwidths.push_back(pair.bandwidth);
   }
-  if (!latencies.empty()) machine.outer = {.latency = median_of(std::move(latencies)), .bandwidth = median_of(std::move(bandwidths))};
+  if (!latencies.empty()) machine.outer = {.latency = middle_of(latencies).second, .bandwidth = middle_of(bandwidths).second};
   machine.write(file);
   fmt::print("{}  wrote the medians to {}{}\n", speed_table(std::move(table)), file,
              speeds.topology.hosts() > 1 ? "" : "; there is one host, so the network between hosts is the built-in one");

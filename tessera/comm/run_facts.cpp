@@ -61,7 +61,7 @@ class RunFiles : NoCopy {
     run_ = run_to_continue(folder_, restart_count());
     make_folder(folder_);
     std::error_code unknown;
-    std::filesystem::remove(folder_ / fmt::format("trace-{}.json", start.rank), unknown);  // groups of an earlier attempt have other numbers
+    std::filesystem::remove(folder_ / fmt::format("trace-{}.json", start.rank), unknown);  // of an earlier attempt
     const auto path = folder_ / fmt::format("rank-{}.jsonl", start.rank);
     lines_ = Fd(::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
     if (!lines_) throw IoError("{}", why_not_opened(path, errno));

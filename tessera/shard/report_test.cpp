@@ -130,7 +130,7 @@ TEST(Describe, SaysWhatUnitsCostAndHasNoAdviceForAModelThatIsDividedWell) {
     fully_shard(model, {.mesh = world, .start = Start::FromRank0, .residence = Residence::Gathered}, wrap_classes({"WideBlock"}));
     for (int i = 0; i < 3; i++) model->forward(torch::ones({2, 64})).sum().backward();
     EXPECT_THAT(describe(*model),
-                ::testing::AllOf(::testing::HasSubstr("         6  3176.4 kB\n"), ::testing::Not(::testing::HasSubstr("advice"))));
+                ::testing::AllOf(::testing::HasSubstr("         6   3.18 MB\n"), ::testing::Not(::testing::HasSubstr("advice"))));
   });
 }
 

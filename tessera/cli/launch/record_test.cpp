@@ -30,7 +30,8 @@ std::filesystem::path trace_of(const std::filesystem::path& folder, int rank) {
   return folder / fmt::format("trace-{}.json", rank);
 }
 
-/// Trains a small net for a step, or with "wait FOLDER", in that folder until there is a file `stop`. With "fail" or "kill", one rank fails.
+/// Trains a small net for a step, or with "wait FOLDER", in that folder until there is a file `stop`. With "fail" or
+/// "kill", one rank fails.
 int train(const std::string& task) {
   const bool waits = task.starts_with("wait ");
   if (waits) std::filesystem::current_path(task.substr(5));

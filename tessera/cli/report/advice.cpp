@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "tessera/base/middle.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/report/analysis.h"
 
@@ -43,7 +44,7 @@ class Adviser {
   double middle(Part part) const {
     std::vector<double> values;
     for (const auto& rank : ranks_) values.push_back(std::invoke(part, rank));
-    return middle_value(values);
+    return middle_of(values).first;
   }
 
   /// Looks for ranks that compute clearly longer than the median while others wait.

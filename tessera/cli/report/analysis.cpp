@@ -6,6 +6,8 @@
 #include <iterator>
 #include <utility>
 
+#include "tessera/base/middle.h"
+
 namespace tessera::cli::reports {
 namespace {
 
@@ -110,13 +112,6 @@ void add_waits_of_lines(Analysis& all) {
 
 }  // namespace
 
-double middle_value(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
-
 StepWindow last_steps(const std::vector<TraceEvent>& events, int most) {
   std::vector<double> ends;  // of steps: of the last event of the optimizer, or else of backward, before another forward pass or the end
   double optimizer = -1;
@@ -144,7 +139,7 @@ Analysis analysed(const RecordedRun& run) {
     if (mean.memory["process"] > all.peak_bytes)
       all.peak_rank = static_cast<int>(all.ranks.size()) - 1, all.peak_bytes = mean.memory["process"];
   }
-  all.step_seconds = middle_value(seconds);
+  all.step_seconds = middle_of(seconds).first;
   const auto flops = run.facts.value("flops_per_step", nlohmann::json()), peak = run.facts.value("peak_flops", nlohmann::json());
   if (flops.is_number() && peak.is_number() && peak > 0 && all.step_seconds > 0)
     all.mfu = flops.get<double>() / peak.get<double>() / all.step_seconds;

@@ -46,7 +46,4 @@ struct StepWindow {
 /// The last `most` of them.
 StepWindow last_steps(const std::vector<TraceEvent>& events, int most = std::numeric_limits<int>::max());
 
-/// The value in the middle; of an even number of values the lower one of the two. 0 if there is none.
-double middle_value(std::vector<double> values);
-
 }  // namespace tessera::cli::reports

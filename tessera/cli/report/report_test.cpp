@@ -44,7 +44,8 @@ json event(int rank, int tid, const std::string& category, const std::string& na
 }
 
 void write_run(const std::filesystem::path& folder, const Scenario& scenario) {
-  const auto& [world, slow, large, has_trace, clock_of_b, gathers, transfer_of_unit, least_lead, other, steps, device, residence] = scenario;
+  const auto& [world, slow, large, has_trace, clock_of_b, gathers, transfer_of_unit, least_lead, other, steps, device, residence] =
+      scenario;
   std::filesystem::create_directories(folder);
   json units = json::array(), hosts = json::array();
   for (const auto& unit : kUnits) {

@@ -119,8 +119,10 @@ struct PeerMonitor::State {
     if (!told.insert(incident).second) return;
     const bool is_signal = incident.starts_with(kSignal), writes = is_signal || !record->run.empty();
     if (is_signal) signals_seen = 0;
-    const auto say = [&](const std::string& trace) { store->set(answer_key(incident, identity.rank), flight_answer(record->snapshot(), trace)); };
-    say(writes ? trace_path(*record).string() : "");  // before the trace is written, because others wait for the answer for some seconds only
+    const auto say = [&](const std::string& trace) {
+      store->set(answer_key(incident, identity.rank), flight_answer(record->snapshot(), trace));
+    };
+    say(writes ? trace_path(*record).string() : "");  // before it is written, because others wait for the answer for some seconds only
     if (!writes) return;
     try {
       write_trace(*record);
