@@ -30,7 +30,7 @@ struct TopRow {
 
   double share(double seconds) const { return line.seconds > 0 ? std::clamp(seconds / line.seconds, 0.0, 1.0) : 0; }
   double steps_per_second() const { return line.seconds > 0 ? static_cast<double>(line.steps) / line.seconds : 0; }
-  double compute() const { return line.per_step(line.compute); }
+  double work() const { return line.per_step(line.work()); }
   double waits() const { return share(line.unshard + line.reduce); }
   bool is_silent() const { return age > std::max(kSilent, 3 * line.seconds); }
 };
@@ -59,7 +59,7 @@ std::vector<TopRow> top_rows_of(const RecordedRun& run, double now) {
 
 /// Finds the ranks that the others wait for.
 void find_late(std::vector<TopRow>& rows) {
-  const auto compute = middle_of_rows(rows, &TopRow::compute).first, usual_waits = middle_of_rows(rows, &TopRow::waits).second;
+  const auto work = middle_of_rows(rows, &TopRow::work).first, usual_waits = middle_of_rows(rows, &TopRow::waits).second;
   const auto first = std::ranges::max_element(rows, {}, [](const TopRow& row) { return row.line.step; })->line;
   const bool all_silent = std::ranges::all_of(rows, &TopRow::is_silent);
   for (auto& row : rows) {
@@ -72,8 +72,8 @@ void find_late(std::vector<TopRow>& rows) {
     } else if (behind >= 2 && row.line.time > 0) {
       row.late = {2, behind};
       row.why = fmt::format("{} steps behind", behind);
-    } else if (row.compute() > kSlowFactor * compute && row.waits() < usual_waits / 2) {
-      row.late = {1, row.compute() / compute};
+    } else if (row.work() > kSlowFactor * work && row.waits() < usual_waits / 2) {
+      row.late = {1, row.work() / work};
       row.why = fmt::format("computes {:.1f}x as long as most", row.late.second);
     }
   }
@@ -172,7 +172,7 @@ std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
   const auto room = static_cast<size_t>(std::max<int>(view.rows - 1 - static_cast<int>(lines.size()), 2));
   const bool fits = rows.size() <= room;
   if (!fits) {
-    std::ranges::stable_sort(rows, std::ranges::greater(), [](const TopRow& row) { return std::pair(row.late, row.compute()); });
+    std::ranges::stable_sort(rows, std::ranges::greater(), [](const TopRow& row) { return std::pair(row.late, row.work()); });
   }
   for (size_t i = 0; i < (fits ? rows.size() : room - 1); i++) lines.push_back(row_text(rows[i], view));
   if (!fits) lines.push_back(fmt::format("  ... and {} more", rows.size() - (room - 1)));

@@ -47,20 +47,20 @@ class Adviser {
     return middle_of(values).first;
   }
 
-  /// Looks for ranks that compute clearly longer than the median while others wait.
+  /// Looks for ranks that work clearly longer than the median while others wait.
   void slow_rank() {
-    const auto median = middle(&RankLine::compute), longest_wait = std::ranges::max(ranks_, {}, &RankLine::waits).waits();
+    const auto median = middle(&RankLine::work), longest_wait = std::ranges::max(ranks_, {}, &RankLine::waits).waits();
     std::vector<int> slow;
     for (size_t i = 0; i < ranks_.size(); i++) {
-      if (ranks_[i].compute > 1.15 * median && longest_wait - ranks_[i].waits() > 0.05 * step_) slow.push_back(numbers_[i]);
+      if (ranks_[i].work() > 1.15 * median && longest_wait - ranks_[i].waits() > 0.05 * step_) slow.push_back(numbers_[i]);
     }
     if (slow.empty()) return;
     const auto& own = all_.ranks[slow.front()];
     double lost = 0;
     for (const auto& rank : ranks_) lost += std::max(0.0, rank.waits() - own.waits());
     found_.push_back({"slow-rank", fmt::format("Slow: {} on {}, for which the others wait", name_ranks(slow), own.host),
-                      fmt::format("It computes {} in a step, the median rank {}. The others together lose {} in each step.",
-                                  duration_text(own.compute), duration_text(median), duration_text(lost)),
+                      fmt::format("It computes or loads {} in a step, the median rank {}. The others together lose {} in each step.",
+                                  duration_text(own.work()), duration_text(median), duration_text(lost)),
                       "Measure the machines: tessera test --speed. Look for other programs on that host, and for more data on that rank.",
                       {},
                       slow});

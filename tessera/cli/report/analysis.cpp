@@ -98,14 +98,14 @@ void add_waits_of_trace(const RecordedRun& run, Analysis& all) {
 }
 
 /// Where no collectives tell, as with node-shared units: what a rank waits longer than the one that waits least, it waits for the one that
-/// computes longest.
+/// works longest.
 void add_waits_of_lines(Analysis& all) {
-  const auto& last = *std::ranges::max_element(all.ranks, {}, &RankLine::compute);
+  const auto& last = *std::ranges::max_element(all.ranks, {}, &RankLine::work);
   const auto least = std::ranges::min(all.ranks, {}, &RankLine::waits).waits();
   all.waits_from = "lines", all.watched = last.seconds * static_cast<double>(last.steps);
   for (size_t rank = 0; rank < all.ranks.size(); rank++) {
     const auto& own = all.ranks[rank];
-    if (own.compute < 0.95 * last.compute)
+    if (own.work() < 0.95 * last.work())
       all.waited[rank][&last - all.ranks.data()] = (own.waits() - least) * static_cast<double>(own.steps);
   }
 }

@@ -35,12 +35,12 @@ double rounded(double value) {
   return std::round(value * scale) / scale;
 }
 
-/// All ranks; or some of them, at equal distances, and the one that computes longest and the one with most memory.
+/// All ranks; or some of them, at equal distances, and the one that works longest and the one with most memory.
 std::vector<int> shown_ranks(const Analysis& all) {
   const auto world = static_cast<int>(all.ranks.size()), shown = std::min(world, kShownRanks);
   std::set<int> ranks;
   for (int i = 0; i < shown; i++) ranks.insert(static_cast<int>(int64_t{i} * world / shown));
-  const auto slowest = std::ranges::max_element(all.ranks, {}, &RankLine::compute);
+  const auto slowest = std::ranges::max_element(all.ranks, {}, &RankLine::work);
   ranks.insert({static_cast<int>(slowest - all.ranks.begin()), all.peak_rank});
   return {ranks.begin(), ranks.end()};
 }

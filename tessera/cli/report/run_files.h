@@ -24,6 +24,7 @@ struct RankLine {
   MemoryKinds memory;
 
   double waits() const { return unshard + reduce; }
+  double work() const { return compute + other; }  // for which other ranks may wait
   double per_step(double value) const { return steps > 0 ? value / static_cast<double>(steps) : 0; }
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(RankLine, time, seconds, compute, unshard, reduce, optimizer, other, step, steps, gathers,
