@@ -2,7 +2,7 @@
 
 screens.py                  all pictures
 screens.py plan top report  only these
-screens.py recording        a job in half a minute, which moves: a rank is killed, and later another number of ranks goes on
+screens.py recording        a job in half a minute, which moves: a rank is killed, and later another number of ranks resumes it
 
 Runs the programs in build/bin on a real terminal (a pty), presses keys, and draws what then stands on the screen. Needs the Python
 package pyte, what ./quickstart makes and installs, and for the page chromium.
@@ -152,7 +152,7 @@ PAPER, INK = "#1b1f27", "#d3d9e3"
 COLOURS = {"black": "#6b7380", "red": "#f07178", "green": "#9ccc65", "brown": "#ffcb6b", "blue": "#82aaff", "magenta": "#d3a2f2",
            "cyan": "#70d6e3", "white": "#f4f6fa"}  # what pyte calls brown is yellow
 STYLE = f'text{{font:{SIZE}px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:{INK}}}'
-# Blocks become rectangles, since fonts leave gaps between them. Other text goes on over one space and ends before two, as columns do.
+# Blocks become rectangles, since fonts leave gaps between them. Other text continues over one space and ends before two, as columns do.
 PIECE = re.compile(r"█+|▓+|▒+|░+|[▁-▇▉-▏▕]|[^\s▁-▓▕]+(?: [^\s▁-▓▕]+)*")
 SHADES = {"░": 0.25, "▒": 0.5, "▓": 0.75}
 
@@ -303,7 +303,7 @@ def record(folder):
     recording.run(TRAIN.format(3, 3) + " --resume", folder)
     if folder in recording.terminal.text():
         sys.exit("the name of the folder is nobody else's business")
-    return recording.picture("a job on two ranks: one is killed, all start again from the last checkpoint; later it goes on on three ranks")
+    return recording.picture("a job on two ranks: one is killed, all start again from the last checkpoint; later three ranks resume it")
 
 
 # --- the page ----------------------------------------------------------------------------------------------------------------------

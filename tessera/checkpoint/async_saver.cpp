@@ -16,6 +16,7 @@
 #include "tessera/checkpoint/live/save.h"
 #include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
+#include "tessera/comm/simulation.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -212,6 +213,7 @@ AsyncSaver::~AsyncSaver() {
 
 void AsyncSaver::save(const std::filesystem::path& folder, const Contents& contents, const SaveOptions& options) {
   const Calling calling("AsyncSaver::save");
+  if (Simulation::current() != nullptr) return;  // a dry run leaves no files
   wait();
   const c10::AutoGradMode no_grad(false);
   under_way_ = std::make_unique<UnderWay>(folder, contents, world_, options, *buffers_);

@@ -19,6 +19,7 @@
 #include "tessera/checkpoint/stored/runs.h"
 #include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
+#include "tessera/comm/simulation.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/weight_forms.h"
 
@@ -120,6 +121,7 @@ void save_as(const fs::path& given, const Contents& contents, const Communicator
 
 void save(const fs::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options) try {
   const Calling calling("checkpoint::save");
+  if (Simulation::current() != nullptr) return;  // a dry run leaves no files
   const c10::AutoGradMode no_grad(false);
   if (options.format != Format::Tessera) return save_as(folder, contents, world, options);
   Save save(folder, contents, world, options);

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 
 #include "tessera/base/error.h"
+#include "tessera/base/middle.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/facts.h"
 #include "tessera/cli/speed.h"
@@ -20,8 +22,8 @@ using simulate::Machine;
 constexpr int kRounds = 5;
 constexpr double kSecondsOfRound = 0.03;
 constexpr int64_t kLargeSide = 1024;
-// Bytes of each of the three tensors of a pass. The largest does not fit caches, and is not so large that libc gives its memory back each time.
-constexpr int64_t kPassSizes[] = {int64_t{1} << 18, int64_t{1} << 20, int64_t{1} << 22, int64_t{1} << 23, int64_t{24} << 20};
+// Bytes of each of the three tensors of the largest pass.
+constexpr int64_t kLeastPass = int64_t{24} << 20, kMostPass = int64_t{256} << 20;
 
 /// A thing that every rank measures, while the others do so, too.
 struct Measurement {
@@ -44,12 +46,13 @@ double seconds_of_call(const std::function<at::Tensor()>& act) {
   const int times = std::clamp(static_cast<int>(std::ceil(kSecondsOfRound / run(1))), 1, 100'000);
   std::vector<double> found;
   for (int i = 0; i < kRounds; i++) found.push_back(run(times) / times);
-  return median_of(std::move(found));
+  return middle_of(std::move(found)).second;
 }
 
 /// Of products in which each of the three sides is the smallest.
 double narrow_product_speed(int64_t side, const at::TensorOptions& options) {
-  const auto square = at::ones({kLargeSide, kLargeSide}, options), wide = at::ones({side, kLargeSide}, options), tall = wide.t().contiguous();
+  const auto square = at::ones({kLargeSide, kLargeSide}, options), wide = at::ones({side, kLargeSide}, options);
+  const auto tall = wide.t().contiguous();
   const auto seconds = seconds_of_call([&] { return at::mm(wide, square.t()); }) + seconds_of_call([&] { return at::mm(tall, wide); }) +
                        seconds_of_call([&] { return at::mm(square, tall); });
   return 6.0 * static_cast<double>(side * kLargeSide * kLargeSide) / seconds;
@@ -62,10 +65,21 @@ double convolution_speed(const at::TensorOptions& options) {
   return 2.0 * 9 * kImages * kChannels * kChannels * kSide * kSide / seconds;
 }
 
-/// Of a pass that reads two tensors of this size and makes a third.
+/// Bytes of each tensor of passes. The largest pass does not fit the last cache, of which each rank of the host has a part.
+std::vector<int64_t> pass_sizes(bool on_cpu, int ranks) {
+  constexpr int64_t kUsualCache = 32 << 10;
+  int64_t cache = 0;  // in kB
+  std::ifstream("/sys/devices/system/cpu/cpu0/cache/index3/size") >> cache;  // "32768K"
+  if (cache <= 0) cache = kUsualCache;
+  const auto largest = on_cpu ? std::clamp(4 * cache * 1024 / ranks, kLeastPass, kMostPass) : kMostPass;
+  return {int64_t{1} << 18, int64_t{1} << 20, int64_t{1} << 22, int64_t{1} << 23, largest};
+}
+
+/// Of a pass that reads two tensors of this size and writes a third, which is there already: libc would map a large one anew each time.
 double pass_speed(int64_t bytes, const at::TensorOptions& options) {
   const auto a = at::ones({bytes / 4}, options), b = at::ones_like(a);
-  return 3 * static_cast<double>(bytes) / seconds_of_call([&] { return at::mul(a, b); });
+  auto product = at::ones_like(a);
+  return 3 * static_cast<double>(bytes) / seconds_of_call([&] { return at::mul_out(product, a, b); });
 }
 
 /// A step of AdamW reads the parameter, its gradient and two moments, and writes all but the gradient.
@@ -74,7 +88,8 @@ double optimizer_speed(const at::TensorOptions& options) {
   const auto made = [&] { return at::ones({kValues}, options); };
   const auto parameter = made(), gradient = made(), mean = made(), square = made(), step = at::ones({}, options);
   const auto seconds = seconds_of_call([&] {
-    at::_fused_adamw_({parameter}, {gradient}, {mean}, {square}, {}, {step}, 1e-3, 0.9, 0.999, 1e-2, 1e-8, /*amsgrad=*/false, /*maximize=*/false);
+    at::_fused_adamw_({parameter}, {gradient}, {mean}, {square}, {}, {step}, 1e-3, 0.9, 0.999, 1e-2, 1e-8, /*amsgrad=*/false,
+                      /*maximize=*/false);
     return parameter;
   });
   return 7 * 4 * static_cast<double>(kValues) / seconds;
@@ -96,7 +111,7 @@ double seconds_of_operator(const at::TensorOptions& options) {
 double latency_within(const Communicator& host) {
   std::vector<double> waits(10 * kRounds);
   for (auto& wait : waits) wait = seconds_that_takes([&] { host.barrier(); });
-  return median_of(std::move(waits));
+  return middle_of(std::move(waits)).second;
 }
 
 /// Of a rank in a gather and a reduction by all ranks of a host.
@@ -129,12 +144,14 @@ void calibrate(const Communicator& world, const std::string& file) {
     const auto side = simulate::kProductSides[i];
     auto& one = machine.products[i];
     all.push_back({fmt::format("product, side {}, float32", side), [=] { return narrow_product_speed(side, plain); }, &one.float32});
-    all.push_back({fmt::format("product, side {}, bfloat16", side), [=] { return narrow_product_speed(side, plain.dtype(at::kBFloat16)); }, &one.bfloat16});
+    const auto half = plain.dtype(at::kBFloat16);
+    all.push_back({fmt::format("product, side {}, bfloat16", side), [=] { return narrow_product_speed(side, half); }, &one.bfloat16});
   }
   all.push_back({"convolution", [=] { return convolution_speed(plain); }, &machine.convolution_flops});
-  std::vector<double> passes(std::size(kPassSizes));
+  const auto sizes = pass_sizes(on_cpu, host.size());
+  std::vector<double> passes(sizes.size());
   for (size_t i = 0; i < passes.size(); i++) {
-    const auto size = kPassSizes[i];
+    const auto size = sizes[i];
     all.push_back({fmt::format("pass over {} kB", 3 * size / 1024), [=] { return pass_speed(size, plain); }, &passes[i], bandwidth_text});
   }
   all.push_back({"step of AdamW", [=] { return optimizer_speed(plain); }, &machine.optimizer_bandwidth, bandwidth_text});
@@ -159,7 +176,7 @@ void calibrate(const Communicator& world, const std::string& file) {
   for (size_t i = 0; i < all.size(); i++) {
     const auto* begin = values[static_cast<int64_t>(i)].data_ptr<double>();
     const std::vector<double> of_ranks(begin, begin + world.size());
-    *all[i].member = median_of(of_ranks);
+    *all[i].member = middle_of(of_ranks).second;
     table.push_back(speed_row(all[i].name, of_ranks, all[i].text,
                               [&](size_t rank) { return fmt::format("rank {} ({})", rank, speeds.hosts[rank]); }));
   }
@@ -167,7 +184,7 @@ void calibrate(const Communicator& world, const std::string& file) {
   machine.bandwidth = passes.back();
   machine.cache = 0;
   for (size_t i = 0; i < passes.size(); i++) {
-    if (passes[i] > std::sqrt(machine.cached_bandwidth * machine.bandwidth)) machine.cache = 3 * static_cast<double>(kPassSizes[i]);
+    if (passes[i] > std::sqrt(machine.cached_bandwidth * machine.bandwidth)) machine.cache = 3 * static_cast<double>(sizes[i]);
   }
   machine.memory = on_cpu ? static_cast<double>(usable_memory().value_or(0)) : 0;  // that of GPUs is not known here
   std::vector<double> latencies, bandwidths;
@@ -176,7 +193,7 @@ void calibrate(const Communicator& world, const std::string& file) {
     latencies.push_back(pair.latency);
     bandwidths.push_back(pair.bandwidth);
   }
-  if (!latencies.empty()) machine.outer = {.latency = median_of(std::move(latencies)), .bandwidth = median_of(std::move(bandwidths))};
+  if (!latencies.empty()) machine.outer = {.latency = middle_of(latencies).second, .bandwidth = middle_of(bandwidths).second};
   machine.write(file);
   fmt::print("{}  wrote the medians to {}{}\n", speed_table(std::move(table)), file,
              speeds.topology.hosts() > 1 ? "" : "; there is one host, so the network between hosts is the built-in one");

@@ -18,7 +18,6 @@
 #include "tessera/base/words.h"
 #include "tessera/cli/facts.h"
 #include "tessera/cli/launch/ranks_here.h"
-#include "tessera/train/progress_line.h"
 #include "tessera/train/report.h"
 
 namespace tessera::cli {
@@ -88,7 +87,7 @@ Chapter memory_of_host() {
           {bytes_fact("total", meminfo("MemTotal")), bytes_fact("available", meminfo("MemAvailable")),
            bytes_fact("swap", meminfo("SwapTotal")), bytes_fact("/dev/shm", of_shm, "not there"),
            fact("transparent_huge_pages", text_of_file("/sys/kernel/mm/transparent_hugepage/enabled")),
-           pages && size ? Fact{"huge_pages", *pages, fmt::format("{} of {}", *pages, train::short_bytes(static_cast<double>(*size)))}
+           pages && size ? Fact{"huge_pages", *pages, fmt::format("{} of {}", *pages, size_text(static_cast<double>(*size)))}
                          : fact("huge_pages", {})}};
 }
 
@@ -180,7 +179,7 @@ Fact fact(std::string name, const std::optional<std::string>& value, const std::
 
 Fact bytes_fact(std::string name, std::optional<uint64_t> bytes, const std::string& otherwise) {
   if (!bytes) return fact(std::move(name), {}, otherwise);
-  return {std::move(name), *bytes, train::short_bytes(static_cast<double>(*bytes))};
+  return {std::move(name), *bytes, size_text(static_cast<double>(*bytes))};
 }
 
 std::optional<uint64_t> usable_memory() {

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "tessera/base/format.h"
+#include "tessera/base/middle.h"
 #include "tessera/base/product_speed.h"
 #include "tessera/base/table.h"
 #include "tessera/base/words.h"
@@ -35,7 +36,7 @@ std::string name_slow(const Speeds& speeds, const std::vector<std::pair<int, dou
   std::vector<double> all;
   for (const auto& [rank, value] : values) all.push_back(value);
   if (all.size() < 2) return {};
-  const auto middle = median_of(all);
+  const auto middle = middle_of(all).second;
   std::vector<std::string> names;
   for (const auto& [rank, value] : values) {
     if (value < kSlowPart * middle) names.push_back(fmt::format("rank {} {} {:.2f}", name_of_rank(speeds, rank), does, value / middle));
@@ -51,7 +52,7 @@ std::vector<std::pair<int, double>> by_rank(const Speeds& speeds, std::span<cons
     for (const auto& pair : pairs) {
       if (pair.first == rank || pair.second == rank) own.push_back(value(pair));
     }
-    if (!own.empty()) found.emplace_back(rank, median_of(std::move(own)));
+    if (!own.empty()) found.emplace_back(rank, middle_of(std::move(own)).second);
   }
   return found;
 }
@@ -91,11 +92,6 @@ double seconds_that_takes(const std::function<void()>& act) {
   const auto begin = std::chrono::steady_clock::now();
   act();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-double median_of(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
-  return values[values.size() / 2];
 }
 
 std::string bandwidth_text(double value) {

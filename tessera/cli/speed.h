@@ -46,7 +46,6 @@ void measure_speed(const Communicator& world);
 void calibrate(const Communicator& world, const std::string& file);
 
 double seconds_that_takes(const std::function<void()>& act);
-double median_of(std::vector<double> values);
 
 /// A row of a table: the best, the median and the worst of the values, and whose the worst is. Durations are better if they are shorter.
 using SpeedRow = std::array<std::string, 6>;

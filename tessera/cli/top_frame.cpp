@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/middle.h"
 #include "tessera/base/words.h"
 #include "tessera/train/progress_line.h"
 
@@ -34,12 +35,10 @@ struct TopRow {
   bool is_silent() const { return age > std::max(kSilent, 3 * line.seconds); }
 };
 
-/// The two numbers in the middle, the lesser one first.
-std::pair<double, double> middle_of(const std::vector<TopRow>& rows, double (TopRow::*number)() const) {
+std::pair<double, double> middle_of_rows(const std::vector<TopRow>& rows, double (TopRow::*number)() const) {
   std::vector<double> values;
   for (const auto& row : rows) values.push_back((row.*number)());
-  std::ranges::sort(values);
-  return {values[(values.size() - 1) / 2], values[values.size() / 2]};
+  return middle_of(std::move(values));
 }
 
 std::vector<TopRow> top_rows_of(const RecordedRun& run, double now) {
@@ -60,7 +59,7 @@ std::vector<TopRow> top_rows_of(const RecordedRun& run, double now) {
 
 /// Finds the ranks that the others wait for.
 void find_late(std::vector<TopRow>& rows) {
-  const auto work = middle_of(rows, &TopRow::work).first, usual_waits = middle_of(rows, &TopRow::waits).second;
+  const auto work = middle_of_rows(rows, &TopRow::work).first, usual_waits = middle_of_rows(rows, &TopRow::waits).second;
   const auto first = std::ranges::max_element(rows, {}, [](const TopRow& row) { return row.line.step; })->line;
   const bool all_silent = std::ranges::all_of(rows, &TopRow::is_silent);
   for (auto& row : rows) {
@@ -91,7 +90,7 @@ std::string row_text(const TopRow& row, const TopView& view) {
   const auto memory = row.line.memory.find("process");
   // In a narrow terminal a row has room for either.
   if (row.why.empty() || view.columns >= kWideColumns) {
-    text += fmt::format("{:>7}  {:>5}  ", memory != row.line.memory.end() ? train::short_bytes(memory->second) : "",
+    text += fmt::format("{:>7}  {:>5}  ", memory != row.line.memory.end() ? size_text(memory->second) : "",
                         train::short_time(row.age));
   }
   return text + row.why + (row.why.empty() || row.line.place.empty() ? "" : "; ") + printable(row.line.place);

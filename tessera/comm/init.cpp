@@ -174,7 +174,8 @@ void start_log(int rank) {
 /// Returns the world of a process that is all ranks, or the only one.
 Communicator started_alone(Communicator world, const InitOptions& options) {
   const std::vector<std::string> hosts(static_cast<size_t>(world.size()), own_host(options));
-  start_run(world.record(), {.rank = world.local_ranks().front(), .engine = world.traits().name, .hosts = hosts});
+  const auto& traits = world.traits();
+  start_run(world.record(), {.rank = world.local_ranks().front(), .engine = traits.name, .device = traits.device.type(), .hosts = hosts});
   return world;
 }
 
@@ -272,7 +273,7 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
       if (engine.device == device.type() && !device.is_cpu()) trouble = std::move(why);
       continue;
     }
-    const RunStart start{.rank = identity.rank, .engine = std::string(engine.name), .hosts = host_names};
+    const RunStart start{.rank = identity.rank, .engine = std::string(engine.name), .device = device.type(), .hosts = host_names};
     if (engine.connect == nullptr) return self_world(0, device, family_of(start, own_store)).with_limit(options.operation_limit);
     if (!trouble.empty()) {
       log(identity.rank == 0 ? LogLevel::Warning : LogLevel::Debug, fmt::format("{}; talking over {} instead", trouble, engine.name));
@@ -343,7 +344,7 @@ Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Ini
   const auto hosts = find_hosts(*link, options);
   const auto device = device_of(options, std::string(kAuto), local_rank_from_environment().value_or(backend->getRank()));
   return wrap({.name = backend->getBackendName(), .topology = topology_of(hosts), .device = device}, {.link = std::move(link)}, options,
-              store, {.rank = backend->getRank(), .engine = backend->getBackendName(), .hosts = hosts});
+              store, {.rank = backend->getRank(), .engine = backend->getBackendName(), .device = device.type(), .hosts = hosts});
 }
 
 Communicator init(const MpiCommunicator& communicator, const InitOptions& options) {

@@ -28,8 +28,9 @@ struct UnitFigures {
   std::string dtype, residence;
   int64_t depth = 0;
 };
+using ModelUnits = std::shared_ptr<const std::vector<UnitFigures>>;  // another one when the units of the model change
 struct ModelFigures {
-  std::vector<UnitFigures> units;
+  std::vector<ModelUnits> models;
   std::map<std::string, uint64_t> memory;    // bytes by kind; `unsharded` is a peak
   std::map<std::string, uint64_t> counters;  // as ModelCounters has them
 };

@@ -60,6 +60,8 @@ class RunFiles : NoCopy {
       : folder_(std::move(folder)), record_(std::move(record)), leads_(start.rank == 0) {
     run_ = run_to_continue(folder_, restart_count());
     make_folder(folder_);
+    std::error_code unknown;
+    std::filesystem::remove(folder_ / fmt::format("trace-{}.json", start.rank), unknown);  // of an earlier attempt
     const auto path = folder_ / fmt::format("rank-{}.jsonl", start.rank);
     lines_ = Fd(::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
     if (!lines_) throw IoError("{}", why_not_opened(path, errno));
@@ -73,6 +75,7 @@ class RunFiles : NoCopy {
                  {"world", hosts.size()},
                  {"hosts", hosts},
                  {"engine", start.engine},
+                 {"device", c10::DeviceTypeName(start.device, /*lower_case=*/true)},
                  {"ended", nullptr},
                  {"status", "runs"}});
     write_run(folder_, run_);
@@ -126,10 +129,12 @@ class RunFiles : NoCopy {
   }
 
   void tell_units() {
-    if (!leads_ || now_.units.empty()) return;
-    json units = now_.units;
-    if (run_["units"] == units) return;
-    run_["units"] = std::move(units);
+    if (!leads_ || now_.models.empty() || now_.models == told_) return;
+    told_ = now_.models;
+    auto& units = run_["units"] = json::array();
+    for (const auto& model : told_) {
+      for (const auto& unit : *model) units.push_back(unit);
+    }
     write_run(folder_, run_);
   }
 
@@ -161,6 +166,7 @@ class RunFiles : NoCopy {
   Fd lines_;
   json run_;  // run.json, on the rank that writes it
   ModelFigures now_;  // as they were taken last, because models are gone when the process ends
+  std::vector<ModelUnits> told_;            // the models in run.json
   std::map<std::string, uint64_t> before_;  // the counters at the last line
   double last_ = 0, counted_ = 0;           // when the last line was written, and when figures were taken last
   uint64_t step_ = 0;

@@ -1,6 +1,8 @@
 // The files that a rank leaves in the folder of TESSERA_RECORD: facts about the run, a line each second, and the trace.
 #pragma once
 
+#include <c10/core/DeviceType.h>
+
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -18,6 +20,7 @@ void record_facts(const Communicator& world, const nlohmann::json& facts);
 struct RunStart {
   int rank = 0;
   std::string engine;
+  c10::DeviceType device = c10::kCPU;
   std::vector<std::string> hosts;  // of each rank, as host_id() names them
 };
 /// Names the record. If TESSERA_RECORD is set and this is the first world of the process, writes the files until the process ends. Throws

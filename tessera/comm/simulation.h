@@ -57,13 +57,10 @@ class Simulation {
   virtual void pass_over(uint64_t bytes) = 0;
   /// The same for the fused loop of an optimizer.
   virtual void update(uint64_t bytes) = 0;
-  /// Memory that is no tensor's: this rank's share of what the ranks of a host share.
+  /// Memory besides tensors: this rank's share of what the ranks of a host share.
   virtual void note_memory(uint64_t bytes) = 0;
 
   virtual void enter(std::string_view phase, std::string_view unit) = 0;
-  virtual void add_unit(std::string_view name, uint64_t parameters, uint64_t unsharded, uint64_t shard, std::string_view residence) = 0;
-  virtual void backward_done() = 0;
-  virtual void step_done() = 0;
 
  protected:
   inline static Simulation* current_ = nullptr;

@@ -88,14 +88,17 @@ std::string trace_events(const Record& record, double base, double from) {
   return Events(record, base).from(from);
 }
 
-std::filesystem::path write_trace(const Record& record) {
+std::filesystem::path trace_path(const Record& record) {
   const std::filesystem::path folder = record.run.empty() ? "tessera-trace" : record.run;
-  make_folder(folder);
-  const auto run = read_run(folder);
-  auto path = std::filesystem::absolute(folder / fmt::format("trace-{}.json", record.rank));
+  return std::filesystem::absolute(folder / fmt::format("trace-{}.json", record.rank));
+}
+
+void write_trace(const Record& record) {
+  const auto path = trace_path(record);
+  make_folder(path.parent_path());
+  const auto run = read_run(path.parent_path());
   const auto base = run.is_null() ? 0 : run["started"].get<double>();
   write_text(path, fmt::format("{{\"traceEvents\":[\n{}\n]}}\n", trace_events(record, base)));
-  return path;
 }
 
 }  // namespace tessera

@@ -12,7 +12,9 @@ namespace tessera {
 /// time `base`. The process is the rank, thread 0 the program's, and further threads are those of groups.
 std::string trace_events(const Record& record, double base, double from = 0);
 
-/// Writes the trace of the record, and returns its path: trace-R.json in the folder of the run, or in tessera-trace/. Throws IoError.
-std::filesystem::path write_trace(const Record& record);
+/// The path of trace-R.json in the folder of the run, or in tessera-trace/.
+std::filesystem::path trace_path(const Record& record);
+/// Writes the trace of the record there. Throws IoError.
+void write_trace(const Record& record);
 
 }  // namespace tessera

@@ -344,7 +344,6 @@ void Optimizer::update_all() {
   factor_ = at::Tensor();
   guard.commit();
   ends_step_ = true;
-  if (auto* const simulation = Simulation::current()) simulation->step_done();
 }
 
 void Optimizer::skip_step() {

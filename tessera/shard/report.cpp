@@ -20,12 +20,8 @@
 namespace tessera {
 namespace {
 
-/// "512 B", "1.5 kB", "21.3 MB"; "-" for nothing.
 std::string bytes_text(uint64_t bytes) {
-  if (bytes == 0) return "-";
-  if (bytes < 10'000) return fmt::format("{} B", bytes);
-  const auto number = static_cast<double>(bytes);
-  return bytes < 10'000'000 ? fmt::format("{:.1f} kB", number / 1e3) : fmt::format("{:.1f} MB", number / 1e6);
+  return bytes == 0 ? "-" : size_text(static_cast<double>(bytes));
 }
 
 /// A row of the table of units.

@@ -116,9 +116,9 @@ TEST(Describe, AdvisesAModelOfOneUnitToMakeUnitsOfItsBlocks) {
     const auto model = wide_blocks();
     fully_shard(model, {.mesh = world, .start = Start::FromRank0, .residence = Residence::Gathered});
     EXPECT_THAT(describe(*model), ::testing::EndsWith(R"(
-advice: The model is one unit. 6342.1 kB of its parameters are whole at once, 100 % of
-  the peak of unsharded units. With 6 modules of class WideBlock as units, of at most
-  1057.0 kB each, the peak would be 2114.0 kB in place of 6342.1 kB.
+advice: The model is one unit. 6.34 MB of its parameters are whole at once, 100 % of the
+  peak of unsharded units. With 6 modules of class WideBlock as units, of at most 1.06
+  MB each, the peak would be 2.11 MB in place of 6.34 MB.
     tessera::fully_shard(model, options, tessera::wrap_classes({"WideBlock"}));
 )"));
   });
@@ -130,7 +130,7 @@ TEST(Describe, SaysWhatUnitsCostAndHasNoAdviceForAModelThatIsDividedWell) {
     fully_shard(model, {.mesh = world, .start = Start::FromRank0, .residence = Residence::Gathered}, wrap_classes({"WideBlock"}));
     for (int i = 0; i < 3; i++) model->forward(torch::ones({2, 64})).sum().backward();
     EXPECT_THAT(describe(*model),
-                ::testing::AllOf(::testing::HasSubstr("         6  3176.4 kB\n"), ::testing::Not(::testing::HasSubstr("advice"))));
+                ::testing::AllOf(::testing::HasSubstr("         6   3.18 MB\n"), ::testing::Not(::testing::HasSubstr("advice"))));
   });
 }
 

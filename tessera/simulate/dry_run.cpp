@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 
 #include "tessera/base/clock.h"
 #include "tessera/base/env.h"
@@ -13,6 +14,7 @@
 #include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
+#include "tessera/comm/record.h"
 #include "tessera/simulate/flops.h"
 #include "tessera/simulate/machine.h"
 #include "tessera/simulate/memory.h"
@@ -25,10 +27,9 @@ namespace {
 
 // The first step makes the optimizer's state, and learns in which order units are used; the second one already follows that order.
 constexpr int kSteps = 3;
-constexpr int kMostPasses = 8 * kSteps;  // of backward, for programs whose optimizer is not Tessera's
 constexpr int kMostRanks = 1'000'000;
 
-constexpr std::string_view kWrite = "a write to the shards", kStep = "optimizer";
+constexpr std::string_view kStep = "optimizer";
 
 struct Clocks {
   double now = 0;    // of the program's thread
@@ -51,20 +52,15 @@ class DryRun final : public Simulation, OperatorCosts {
       present().memory = std::max(present().memory, use.all());
     });
     leave_out_values(*this);
+    world_ = made_world();
+    world_->record()->on_step([this] {
+      take_step();
+      if (outcome_.steps == kSteps) end();
+    });
   }
 
-  Communicator world(std::chrono::milliseconds limit) {
-    std::vector<int> hosts;
-    for (int rank = 0; rank < outcome_.ranks; rank++) hosts.push_back(rank / outcome_.ranks_per_host);
-    const auto count = [this](Operation operation, double seconds, uint64_t bytes, uint64_t across) {
-      clocks.queue += seconds;
-      step_.communication += seconds;
-      (operation == Operation::AllGather || operation == Operation::Broadcast ? step_.gathered : step_.reduced) += bytes;
-      step_.across += across;
-      present().sends += bytes;
-    };
-    return simulated_world(Topology(hosts), machine_, count, limit);
-  }
+  const Communicator& world() const { return *world_; }
+
 
   void begin_operation() override {
     clocks.queue = std::max(clocks.queue, clocks.now);
@@ -97,7 +93,7 @@ class DryRun final : public Simulation, OperatorCosts {
     if (phase.empty()) return;
     if (!trains_) allocate_as(MemoryKind::Activations);
     trains_ = true;
-    if (phase == kWrite) {  // the optimizer's step enters all units at once
+    if (phase == kWriting) {  // the optimizer's step enters all units at once
       place_ = "the optimizer's step";
       if (present().phase == kStep) return;
       phase = kStep;
@@ -108,29 +104,11 @@ class DryRun final : public Simulation, OperatorCosts {
     const auto memory = memory_in_use().all();
     step_.schedule.push_back({.phase = std::string(phase), .unit = std::string(unit), .begin = clocks.now - begin_, .memory = memory});
   }
-  void add_unit(std::string_view name, uint64_t parameters, uint64_t unsharded, uint64_t shard, std::string_view residence) override {
-    const auto known = std::ranges::find(outcome_.units, name, &UnitFacts::name);
-    auto& unit = known != outcome_.units.end() ? *known : outcome_.units.emplace_back();
-    unit = {std::string(name), std::string(residence), parameters, unsharded, shard};
-  }
-  void backward_done() override {
-    passes_++;
-    stepped_ = false;
-    if (outcome_.steps == 0 && passes_ >= kMostPasses) {
-      take_step();
-      end();
-    }
-  }
-  void step_done() override {
-    if (std::exchange(stepped_, true)) return;  // a second optimizer after the same backward pass
-    take_step();
-    if (outcome_.steps == kSteps) end();
-  }
-
   /// Prints or writes the outcome.
   void report() {
     if (std::exchange(reported_, true)) return;
-    if (outcome_.steps == 0 && passes_ > 0) take_step();
+    if (outcome_.steps == 0 && trains_) take_step();
+    outcome_.units = world_->record()->figures().units;
     outcome_.computed = computed_operators();
     const auto text = out_.empty() ? outcome_.to_text() : outcome_.to_json();
     auto* const file = out_.empty() ? stdout : std::fopen(out_.c_str(), "w");
@@ -139,6 +117,19 @@ class DryRun final : public Simulation, OperatorCosts {
   }
 
  private:
+  Communicator made_world() {
+    std::vector<int> hosts;
+    for (int rank = 0; rank < outcome_.ranks; rank++) hosts.push_back(rank / outcome_.ranks_per_host);
+    const auto count = [this](Operation operation, double seconds, uint64_t bytes, uint64_t across) {
+      clocks.queue += seconds;
+      step_.communication += seconds;
+      (operation == Operation::AllGather || operation == Operation::Broadcast ? step_.gathered : step_.reduced) += bytes;
+      step_.across += across;
+      present().sends += bytes;
+    };
+    return simulated_world(Topology(hosts), machine_, count);
+  }
+
   void add(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, double bytes, at::ScalarType dtype) override {
     const auto product = product_of(handle, stack);
     if (!product) return compute(machine_.pass_seconds(bytes));
@@ -180,8 +171,8 @@ class DryRun final : public Simulation, OperatorCosts {
   UnitUse before_;
   std::string place_ = "the start";
   double begin_ = 0;  // of the present step
-  int passes_ = 0;
-  bool trains_ = false, stepped_ = false, reported_ = false;
+  bool trains_ = false, reported_ = false;
+  std::optional<Communicator> world_;
 };
 
 /// The world of this process, which is a dry run from now on.
@@ -194,17 +185,21 @@ Communicator dry_world(std::chrono::milliseconds limit) {
           "program by itself, or with tessera launch --dry-run",
           identity->world_size);
     const auto name = env("TESSERA_MACHINE").value_or("cpu");
-    const auto machine = Machine::named(name);
+    auto machine = Machine::named(name);
     const auto text = env("TESSERA_DRY_RUN").value();
     const auto slash = text.find('/');
     const auto ranks = number_of<int>(text.substr(0, slash));
     const auto here = slash == std::string::npos ? machine.ranks_per_host : number_of<int>(text.substr(slash + 1)).value_or(0);
     if (!ranks || *ranks < 1 || *ranks > kMostRanks || here < 1)
       throw ConfigError("TESSERA_DRY_RUN='{}' is not a number of ranks, such as 64, or 64/8 for 8 ranks on each host", text);
-    run = new DryRun(machine, {.ranks = *ranks, .ranks_per_host = std::min(*ranks, here), .machine = name});
+    if (*ranks > here && *ranks % here != 0)
+      throw ConfigError("TESSERA_DRY_RUN='{}': {} ranks do not fill hosts of {}; simulate a multiple, or TESSERA_DRY_RUN={}/N", text, *ranks, here,
+                        *ranks);
+    machine.ranks_per_host = std::min(*ranks, here);
+    run = new DryRun(machine, {.ranks = *ranks, .ranks_per_host = machine.ranks_per_host, .machine = name});
     std::atexit([] { run->report(); });
   }
-  return run->world(limit);
+  return run->world().with_limit(limit);
 }
 
 const bool is_set = [] {

@@ -1,14 +1,17 @@
 // Programs under TESSERA_DRY_RUN. Each runs in a process of its own, because a dry run changes what all tensors of a process are.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/input_file.h"
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/init.h"
 #include "tessera/optim/adam.h"
 #include "tessera/shard/deferred_init.h"
@@ -116,6 +119,55 @@ TEST(DryRun, NeedsNoMemoryForLargeModels) {
     train(model, kLarge, 16);
   });
   EXPECT_EQ(outcome["parameters"], kBlocks * (kLarge * kLarge + kLarge));
+  rusage used{};
+  ::getrusage(RUSAGE_CHILDREN, &used);
+  EXPECT_LT(used.ru_maxrss, 2 << 20);  // kB
+}
+
+TEST(DryRun, StepsOfOtherOptimizersEndWithBackward) {
+  const auto outcome = outcome_of("2", [] {
+    const auto world = init();
+    auto model = net();
+    shard(model, {.mesh = world});
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    for (int step = 0; step < 10; step++) {
+      model->forward(at::randn({kRows, kWidth})).square().mean().backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+  });
+  EXPECT_EQ(outcome["steps"], 3);
+  EXPECT_EQ(outcome["flops"], 2.0 * kRows * kWidth * kWidth * (3 * kBlocks - 1));
+}
+
+TEST(DryRun, AStepHasAllOptimizers) {
+  const auto outcome = outcome_of("2", [] {
+    const auto world = init();
+    auto one = net(), other = net();
+    shard(one, {.mesh = world});
+    shard(other, {.mesh = world});
+    optim::AdamW of_one(one->parameters(), {.lr = 1e-3}), of_other(other->parameters(), {.lr = 1e-3});
+    for (int step = 0; step < 10; step++) {
+      for (auto& [model, optimizer] : {std::pair(&one, &of_one), std::pair(&other, &of_other)}) {
+        (*model)->forward(at::randn({kRows, kWidth})).square().mean().backward();
+        optimizer->step();
+        optimizer->zero_grad();
+      }
+    }
+  });
+  EXPECT_EQ(outcome["flops"], 2 * 2.0 * kRows * kWidth * kWidth * (3 * kBlocks - 1));
+}
+
+TEST(DryRun, LeavesNoFiles) {
+  const Folder folder;
+  outcome_of("2", [&] {
+    const auto world = init();
+    auto model = net();
+    shard(model, {.mesh = world});
+    checkpoint::save(folder / "saved", {.model = model.ptr().get()}, world);
+    train(model);
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 TEST(DryRun, SaysHowFarAProgramCame) {
@@ -131,7 +183,7 @@ TEST(DryRun, SaysHowFarAProgramCame) {
 }
 
 TEST(DryRun, WrongNumbersAreErrors) {
-  for (const auto* const wrong : {"", "0", "-1", "x", "4/", "4/0", "4/2/1", "1e3"}) {
+  for (const auto* const wrong : {"", "0", "-1", "x", "4/", "4/0", "4/2/1", "1e3", "12/8"}) {
     const auto child = ::fork();
     if (child == 0) {
       ::setenv("TESSERA_DRY_RUN", wrong, 1);

@@ -32,12 +32,6 @@ Product of_two(Operands in) {
   return of_matrices(a.dim() == 3 ? side(a, 0) : 1, side(a, -2), side(a, -1), side(b, -1));
 }
 
-Product of_linear(Operands in) {
-  const auto &x = in[0].toTensor(), &weight = in[1].toTensor();
-  const auto inner = side(weight, -1);
-  return of_matrices(1, static_cast<double>(x.numel()) / std::max(1.0, inner), inner, side(weight, 0));
-}
-
 /// Queries, keys and values of {batch, heads, length, size} begin at `first`; `products` of that size are computed.
 template <size_t first, int products>
 Product of_attention(Operands in) {
@@ -70,13 +64,14 @@ const std::unordered_map<std::string_view, Product (*)(Operands)>& formulas() {
       {"aten::addmm", of_two<1>},
       {"aten::addmm_", of_two<1>},
       {"aten::baddbmm", of_two<1>},
-      {"aten::linear", of_linear},
       {"aten::convolution", of_convolution<0, 3>},
       {"aten::convolution_backward", of_convolution_backward},
       {"aten::_scaled_dot_product_flash_attention_for_cpu", of_attention<0, 2>},
       {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", of_attention<1, 5>},
       {"aten::_scaled_dot_product_flash_attention", of_attention<0, 2>},
       {"aten::_scaled_dot_product_flash_attention_backward", of_attention<1, 5>},
+      {"aten::_scaled_dot_product_cudnn_attention", of_attention<0, 2>},
+      {"aten::_scaled_dot_product_cudnn_attention_backward", of_attention<1, 5>},
       {"aten::_scaled_dot_product_efficient_attention", of_attention<0, 2>},
       {"aten::_scaled_dot_product_efficient_attention_backward", of_attention<1, 5>},
   };

@@ -27,17 +27,21 @@ Account& account() {
   return *all;
 }
 
+/// Only the program's own thread counts: threads that make batches run at any time.
+thread_local bool is_counted = false;
+
 /// Stands kLine bytes before the memory of a tensor, because oneDNN frees memory by its address alone.
 struct AllocatedHeader {
   size_t bytes;  // with the header
   MemoryKind kind;
+  bool is_counted;
 };
 
 void free_reserved(void* memory) {
   if (memory == nullptr) return;
   auto* const begin = static_cast<std::byte*>(memory) - kLine;
-  const auto [bytes, kind] = *reinterpret_cast<const AllocatedHeader*>(begin);
-  {
+  const auto [bytes, kind, counted] = *reinterpret_cast<const AllocatedHeader*>(begin);
+  if (counted) {
     const std::lock_guard lock(account().mutex);
     account().use[static_cast<size_t>(kind)] -= bytes - kLine;
   }
@@ -62,8 +66,9 @@ class ReservedMemory final : public c10::Allocator {
       begin = std::memset(::operator new(bytes, std::align_val_t(kLine)), 0, bytes);
     }
     const auto scope = MemoryScope::kind();
-    const auto* const header = new (begin) AllocatedHeader{bytes, scope < 0 ? account().otherwise : static_cast<MemoryKind>(scope)};
-    add_memory(header->kind, size);
+    const auto kind = scope < 0 ? account().otherwise : static_cast<MemoryKind>(scope);
+    new (begin) AllocatedHeader{bytes, kind, is_counted};
+    if (is_counted) add_memory(kind, size);
     auto* const memory = static_cast<std::byte*>(begin) + kLine;
     return {memory, memory, free_reserved, c10::kCPU};
   }
@@ -75,6 +80,7 @@ class ReservedMemory final : public c10::Allocator {
 
 void count_memory(std::function<void(const MemoryUse&)> at_peak) {
   account().at_peak = std::move(at_peak);
+  is_counted = true;
   static auto* const memory = new ReservedMemory;
   c10::SetAllocator(c10::kCPU, memory, /*priority=*/UINT8_MAX);
 }

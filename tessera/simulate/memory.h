@@ -15,11 +15,12 @@ struct MemoryUse : std::array<uint64_t, kMemoryKinds> {
   uint64_t all() const { return std::accumulate(begin(), end(), uint64_t{0}); }
 };
 
-/// From now on, tensors in host memory get such memory, which is zero at first. `at_peak` is called whenever more is in use than before.
+/// From now on, tensors in host memory get such memory, which is zero at first, and those of this thread are counted. `at_peak` is called
+/// whenever more is in use than before.
 void count_memory(std::function<void(const MemoryUse&)> at_peak);
 /// The kind of memory that is allocated outside of a MemoryScope.
 void allocate_as(MemoryKind kind);
-/// Counts memory that is no tensor's and is never freed.
+/// Counts memory that does not belong to a tensor and is never freed.
 void add_memory(MemoryKind kind, uint64_t bytes);
 /// Forgets the peak so far.
 void reset_peak();

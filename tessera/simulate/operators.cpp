@@ -27,16 +27,22 @@ constexpr size_t kSmall = size_t{64} << 10;
 std::map<std::string, int> computed;
 OperatorCosts* costs_of_process = nullptr;
 
+/// Convolutions are composites of kernels that only the CPU has.
+bool is_convolution(std::string_view name) {
+  return name == "aten::convolution" || name == "aten::convolution_backward";
+}
+
 /// What is known of an operator before it is called.
 struct Known {
-  ShapeRule rule;
-  bool is_composite, changes_shape, needs_values;
+  bool is_composite;
+  ShapeRule rule;  // null for composites
+  bool changes_shape, needs_values;
   bool is_view = false, only_writes = false;  // only_writes: changes values of its arguments, and returns nothing else
   std::optional<size_t> device = {};
 
   explicit Known(const c10::OperatorHandle& handle)
-      : rule(shape_rule(handle.operator_name().name)),
-        is_composite(rule == nullptr && !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU)),
+      : is_composite(!handle.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !is_convolution(handle.operator_name().name)),
+        rule(is_composite ? nullptr : shape_rule(handle.operator_name().name)),
         changes_shape(handle.hasTag(at::Tag::inplace_view) || handle.operator_name().name.starts_with("aten::resize_") ||
                       handle.operator_name().name == "aten::set_"),
         needs_values(handle.hasTag(at::Tag::data_dependent_output) || handle.hasTag(at::Tag::dynamic_output_shape)) {

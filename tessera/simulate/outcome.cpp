@@ -57,9 +57,13 @@ std::string Outcome::to_text() const {
 std::string Outcome::to_json() const {
   uint64_t parameters = 0;
   auto facts = OutcomeJson::array(), uses = OutcomeJson::array();
-  for (const auto& [name, residence, values, unsharded, shard] : units) {
-    parameters += values;
-    facts.push_back({{"name", name}, {"parameters", values}, {"unsharded", unsharded}, {"shard", shard}, {"residence", residence}});
+  for (const auto& unit : units) {
+    parameters += static_cast<uint64_t>(unit.parameters);
+    facts.push_back({{"name", unit.name},
+                     {"parameters", unit.parameters},
+                     {"unsharded", unit.unsharded},
+                     {"shard", unit.shard},
+                     {"residence", unit.residence}});
   }
   for (const auto& [phase, unit, begin, computes, waits, sends, memory] : last.schedule) {
     uses.push_back({{"pass", phase},

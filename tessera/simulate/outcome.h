@@ -6,14 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "tessera/comm/record.h"
 #include "tessera/simulate/memory.h"
 
 namespace tessera::simulate {
-
-struct UnitFacts {
-  std::string name, residence;
-  uint64_t parameters = 0, unsharded = 0, shard = 0;  // values; bytes
-};
 
 /// One use of a unit, from when it is entered to the next use.
 struct UnitUse {
@@ -34,7 +30,7 @@ struct StepOutcome {
 struct Outcome {
   int ranks = 1, ranks_per_host = 1, steps = 0;
   std::string machine = {};
-  std::vector<UnitFacts> units = {};
+  std::vector<UnitFigures> units = {};
   StepOutcome last = {};                     // of the steps
   std::map<std::string, int> computed = {};  // operators whose values had to be computed
 

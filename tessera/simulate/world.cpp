@@ -14,19 +14,22 @@ namespace {
 
 class SimulatedLink final : public LoopbackLink {
  public:
-  SimulatedLink(int rank, std::vector<int> world_ranks, Topology topology)
-      : LoopbackLink(rank, std::move(world_ranks)), topology_(std::move(topology)) {}
+  /// `shares`: whether ranks of a host share memory, as they do on CPUs.
+  SimulatedLink(int rank, std::vector<int> world_ranks, Topology topology, bool shares)
+      : LoopbackLink(rank, std::move(world_ranks)), topology_(std::move(topology)), shares_(shares) {}
 
   std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point /*deadline*/) override {
     const auto position = std::ranges::find(members, rank()) - members.begin();
-    return std::make_unique<SimulatedLink>(static_cast<int>(position), part_of_world(members), topology_.part(members));
+    return std::make_unique<SimulatedLink>(static_cast<int>(position), part_of_world(members), topology_.part(members), shares_);
   }
   SharedAttempt share(const AreaShape& shape, Clock::time_point /*deadline*/) override {
+    if (!shares_) return {.area = nullptr, .why_not = "the ranks of this machine compute on devices of their own"};
     return share_with_nobody(shape, topology_.ranks_on(topology_.host_of(rank())).size());
   }
 
  private:
   const Topology topology_;
+  const bool shares_;
 };
 
 class SimulatedTransport final : public HostTransport {
@@ -65,14 +68,14 @@ class SimulatedTransport final : public HostTransport {
 
 }  // namespace
 
-Communicator simulated_world(const Topology& topology, const Machine& machine, const CountTraffic& count, std::chrono::milliseconds limit) {
+Communicator simulated_world(const Topology& topology, const Machine& machine, const CountTraffic& count) {
   const auto ranks = topology.ranks();
-  auto link = std::make_shared<SimulatedLink>(0, all_ranks(ranks), topology);
+  auto link = std::make_shared<SimulatedLink>(0, all_ranks(ranks), topology, machine.kind == "cpu");
   const bool has_levels = topology.hosts() > 1 && machine.kind == "cpu" && most_levels() == 2;
   GroupTraits traits{.name = "simulated", .simulated = true, .size = ranks, .topology = topology, .levels = has_levels ? 2 : 1};
   auto transport = std::make_unique<SimulatedTransport>(std::move(traits), link, machine, count);
   const GroupTraits own = transport->traits();
-  return world_over({.link = std::move(link), .transport = std::move(transport)}, own).with_limit(limit);
+  return world_over({.link = std::move(link), .transport = std::move(transport)}, own);
 }
 
 }  // namespace tessera::simulate

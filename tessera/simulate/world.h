@@ -1,7 +1,6 @@
 // The world of a dry run: one process plays rank 0, and the other ranks do whatever it does. No data moves.
 #pragma once
 
-#include <chrono>
 #include <functional>
 
 #include "tessera/comm/communicator.h"
@@ -15,6 +14,6 @@ struct Machine;
 using CountTraffic = std::function<void(Operation operation, double seconds, uint64_t bytes, uint64_t across)>;
 
 /// The machine must outlive the world.
-Communicator simulated_world(const Topology& topology, const Machine& machine, const CountTraffic& count, std::chrono::milliseconds limit);
+Communicator simulated_world(const Topology& topology, const Machine& machine, const CountTraffic& count);
 
 }  // namespace tessera::simulate

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cmath>
 #include <vector>
 
@@ -61,7 +60,7 @@ double share(const ProgressState& state) {
 
 std::string value_text(const Value& shown) {
   const double value = shown.value;
-  if (shown.unit == Unit::Bytes) return short_bytes(value);
+  if (shown.unit == Unit::Bytes) return std::isfinite(value) ? size_text(value) : "unknown";
   if (shown.unit == Unit::Part) return fmt::format("{:.{}f} %", 100 * value, value < 0.0995 ? 1 : 0);
   const double size = std::abs(value);
   if (size != 0 && (size < 0.01 || size >= 1e7)) return fmt::format("{:.3g}", value);
@@ -181,13 +180,6 @@ std::string short_number(double number) {
   }
   if (unit == 0 && number < 0.0995) return fmt::format("{:.1g}", number);
   return fmt::format("{:.{}f}{}", number, number < 0.995 ? 2 : number < 9.95 ? 1 : 0, kUnits[unit]);
-}
-
-std::string short_bytes(double bytes) {
-  if (!std::isfinite(bytes)) return "unknown";
-  const auto number = short_number(bytes);
-  const bool has_prefix = std::isalpha(static_cast<unsigned char>(number.back())) != 0;
-  return has_prefix ? number.substr(0, number.size() - 1) + " " + number.back() + "B" : number + " B";
 }
 
 std::string short_time(double seconds) {

@@ -37,9 +37,6 @@ std::string share_bar(double share, int columns, Glyphs glyphs);
 /// For example 9.8k, 123, 0.05
 std::string short_number(double number);
 
-/// For example 3.2 GB, 12 MB
-std::string short_bytes(double bytes);
-
 /// For example 0:14, 1:02:03
 std::string short_time(double seconds);
 

@@ -1,10 +1,13 @@
 #include "tessera/train/reporters.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <string_view>
 #include <system_error>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/run_folder.h"
 #include "tessera/base/words.h"
 #include "tessera/train/jsonl_reporter.h"
 #include "tessera/train/mlflow_reporter.h"
@@ -21,6 +24,28 @@ std::optional<int> port_in(std::string_view name) {
   const auto port = number_of<int>(name.substr(kPrometheus.size()));
   return port && *port > 0 && *port < 65536 ? port : std::nullopt;
 }
+
+/// The file of the record. A program trains on if it can't be written.
+class RecordReporter : public Reporter {
+ public:
+  RecordReporter(const std::filesystem::path& path, const ReporterOptions& options) {
+    try_to([&] { lines_.emplace(path, options); });
+  }
+  void write(int64_t step, const Values& values) override {
+    if (lines_) try_to([&] { lines_->write(step, values); });
+  }
+
+ private:
+  template <class Act>
+  void try_to(const Act& act) try {
+    act();
+  } catch (const IoError& error) {
+    lines_.reset();
+    log(LogLevel::Warning, "the record of the run gets no more metrics: {}", error.what());
+  }
+
+  std::optional<JsonlReporter> lines_;
+};
 
 }  // namespace
 
@@ -65,6 +90,11 @@ std::unique_ptr<Reporter> make_reporter(const std::string& name, const ReporterO
 
 Reporters::Reporters(const std::vector<std::string>& names, const ReporterOptions& options) {
   for (const auto& name : names) all_.push_back(make_reporter(name, options));
+  const auto folder = run_folder();
+  if (!folder) return;
+  const auto file = *folder / "metrics.jsonl";
+  const auto is_it = [&](const std::string& name) { return std::filesystem::absolute(name) == file; };
+  if (std::ranges::none_of(names, is_it)) all_.push_back(std::make_unique<RecordReporter>(file, options));
 }
 
 void Reporters::write(int64_t step, const Values& values) {

@@ -22,7 +22,7 @@ ReportFormat report_format(const std::string& name);
 
 std::unique_ptr<Reporter> make_reporter(const std::string& name, const ReporterOptions& options = {});
 
-/// Writes to several reporters, or to none.
+/// Writes to several reporters, or to none; and in a run that is recorded, to metrics.jsonl of the record.
 class Reporters : public Reporter {
  public:
   Reporters(const std::vector<std::string>& names, const ReporterOptions& options = {});

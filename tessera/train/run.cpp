@@ -22,6 +22,7 @@
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/comm/groups/all_or_none.h"
+#include "tessera/comm/simulation.h"
 #include "tessera/train/memory.h"
 #include "tessera/train/meters.h"
 #include "tessera/train/profile.h"
@@ -55,6 +56,12 @@ at::ScalarType dtype_of_products(const Trainer& trainer) {
   return precision == "bf16" ? at::kBFloat16 : precision == "fp16" ? at::kHalf : at::kFloat;
 }
 
+/// A dry run neither saves nor resumes.
+RunOptions without_files(RunOptions options) {
+  if (Simulation::current() != nullptr) options.prefix.clear();
+  return options;
+}
+
 }  // namespace
 
 struct Run::Parts {
@@ -79,7 +86,7 @@ struct Run::Parts {
 };
 
 Run::Run(Trainer& trainer, data::Loader& loader, RunOptions options)
-    : trainer_(trainer), loader_(loader), options_(std::move(options)), parts_(std::make_unique<Parts>(trainer)) {
+    : trainer_(trainer), loader_(loader), options_(without_files(std::move(options))), parts_(std::make_unique<Parts>(trainer)) {
   expect_sensible(options_);
   if (!trainer.has_prepared(loader))
     throw UsageError("Run was given a loader that the Trainer did not prepare, so its position would not be saved; pass it to Trainer::prepare");

@@ -69,7 +69,7 @@ Communicator world_of(const TrainerOptions& options, const config::Settings& set
                     transport.where, transport.value, given);
 }
 
-/// Returns the names to which log() writes, from the program, the settings and `launch --record`. Throws ConfigError for a path whose name tells no format.
+/// Returns the names to which log() writes, from the program and the settings. Throws ConfigError for a path whose name tells no format.
 std::vector<std::string> reports_of(const TrainerOptions& options, const config::Settings& settings) {
   auto paths = options.log_with;
   for (const auto& path : paths) train::report_format(path);
@@ -86,7 +86,6 @@ std::vector<std::string> reports_of(const TrainerOptions& options, const config:
     }
     add(path);
   }
-  if (const auto record = env("TESSERA_RECORD")) add((std::filesystem::path(*record) / "metrics.jsonl").string());
   return paths;
 }
 

@@ -11,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/all_or_none.h"
+#include "tessera/comm/simulation.h"
 #include "tessera/train/trainer.h"
 
 namespace tessera {
@@ -179,7 +180,7 @@ at::Tensor Trainer::split_between_processes(const at::Tensor& rows) const {
 }
 
 void Trainer::log(const train::Values& values, std::optional<int64_t> step) {
-  if (!is_main_process()) return;
+  if (!is_main_process() || Simulation::current() != nullptr) return;  // a dry run has no numbers
   const auto number = step.value_or(steps());
   // A resumed run replaces the earlier run's reports: those of the steps that it repeats and, for values with a count of their own, those
   // from the first count that it logs.

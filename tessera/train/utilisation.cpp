@@ -39,10 +39,8 @@ bool Utilisation::step_ended(int64_t batches) {
   counter_.reset();
   is_done_ = true;
   const auto device = world_.traits().device;
-  if (!own_peak_) {
-    world_.barrier({.unit = "utilisation"});  // so that all ranks compute at once
-    own_peak_ = product_speed(at::TensorOptions(device).dtype(dtype_), device.is_cpu() ? 512 : 4096);
-  }
+  world_.barrier({.unit = "utilisation"});  // so that all ranks compute at once
+  if (!own_peak_) own_peak_ = product_speed(at::TensorOptions(device).dtype(dtype_), device.is_cpu() ? 512 : 4096);
   const auto sums = at::tensor({flops, *own_peak_}, at::kDouble).to(device);
   world_.all_reduce(sums, {}, {.unit = "utilisation"}).wait();
   const auto flops_of_all = sums[0].item<double>(), peak = sums[1].item<double>();

@@ -85,8 +85,8 @@ int ranks_of(const CLI::App& command, const LaunchFlags& flags, const config::Se
   const int64_t ranks = given ? flags.ranks : settings.integer("num_processes") / settings.integer("num_machines");
   const int most = flags.dry_run ? kMostSimulated : std::max(64, 4 * cores());
   if (ranks < 1 || ranks > most) {
-    throw ConfigError("{} {} is out of range: this host has {}, so 1 to {} ranks are possible",
-                      given ? "--nproc-per-node" : "num_processes / num_machines =", ranks, counted(cores(), "core"), most);
+    throw ConfigError("{} {} is out of range: {}1 to {} ranks are possible", given ? "--nproc-per-node" : "num_processes / num_machines =",
+                      ranks, flags.dry_run ? "in a dry run, " : fmt::format("this host has {}, so ", counted(cores(), "core")), most);
   }
   return static_cast<int>(ranks);
 }
@@ -161,18 +161,23 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
                      .logs = flags.logs,
                      .tee = kTees.at(flags.tee),
                      .quiet = flags.quiet};
-  if (!flags.record.empty()) plan.environment[kRunVariable] = std::filesystem::absolute(flags.record).string();
-  if (const auto folder = folder_of(plan)) (void)run_to_continue(*folder, 0);
   if (plan.command.empty()) throw ConfigError("launch needs a program to start: tessera launch --nproc-per-node N PROGRAM ARGS...");
   if (const auto gpus = settings.text("gpu_ids"); gpus != "all") plan.gpus = gpus;
   const bool on_xla = settings.text("distributed_type") == "XLA" || env("TESSERA_TRANSPORT") == "xla" || env("TESSERA_DEVICE") == "xla";
   if (flags.dry_run) {
-    if (on_xla) throw ConfigError("--dry-run is for ranks on CPUs and GPUs; what XLA devices need says tessera xla compile --topology NAME -- PROGRAM");
+    if (on_xla)
+      throw ConfigError(
+          "--dry-run is for ranks on CPUs and GPUs; what XLA devices need says tessera xla compile --topology NAME -- PROGRAM");
     refuse_to_be_a_rank();
     plan.environment["TESSERA_DRY_RUN"] = fmt::format("{}/{}", plan.ranks * plan.nodes, plan.ranks);
+    plan.environment["TESSERA_LOG_WITH"] = "none";
     return plan;
   }
-  if (on_xla && plan.nodes > 1) throw ConfigError("XLA devices of several nodes can't train together yet: leave --nnodes out, or train on the CPU or on GPUs");
+  if (!flags.record.empty()) plan.environment[kRunVariable] = std::filesystem::absolute(flags.record).string();
+  if (const auto folder = folder_of(plan)) (void)run_to_continue(*folder, 0);
+  if (on_xla && plan.nodes > 1)
+    throw ConfigError(
+        "XLA devices of several nodes can't train together yet: leave --nnodes out, or train on the CPU or on GPUs");
   if (plan.nodes == 1) {
     refuse_to_be_a_rank();
     if (plan.min_ranks > plan.ranks)
@@ -207,11 +212,16 @@ int launch(const LaunchPlan& plan, const config::Settings& settings, const std::
   if (const auto warning = warning_of_unknown_env()) say(*warning);
   if (plan.environment.contains("TESSERA_DRY_RUN")) {
     console.finish();
+    ::unsetenv(kRunVariable);
     for (const auto& [name, value] : plan.environment) ::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);
     become(plan.command);
   }
   const int status = run_attempts(plan, console);
-  if (const auto folder = folder_of(plan); folder && plan.node == 0) end_run(*folder, status);
+  try {
+    if (const auto folder = folder_of(plan); folder && plan.node == 0) end_run(*folder, status);
+  } catch (const std::exception& error) {
+    say(fmt::format("the record of the run does not say how it ended: {}", error.what()));
+  }
   console.finish();
   if (const auto trouble = console.out().trouble()) {
     console.err().write(fmt::format("launch: standard output {}\n", *trouble));
@@ -271,8 +281,10 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
       ->type_name("FOLDER");
   auto* standalone =
       command->add_flag("--standalone", flags->standalone, "All ranks are on this host, which is so in any case unless --nnodes is given");
-  command->add_flag("--dry-run", flags->dry_run,
-                    "Start one process, which simulates all ranks, of all nodes: it prints units, schedule, memory and time of a step, and ends");
+  auto* dry_run = command->add_flag("--dry-run", flags->dry_run,
+                                    "Start one process, which simulates all ranks, of all nodes: it prints units, schedule, memory and "
+                                    "time of a step, and ends. A program that does not call tessera::init runs as it is");
+  for (const auto* other : {"--record", "--log-dir", "--max-restarts"}) dry_run->excludes(command->get_option(other));
   command->add_flag("-q,--quiet", flags->quiet, "Print no messages of launch itself, except about what goes wrong");
   add_flags_without_effect(*command, flags->remarks);
   const ConfigFlags configuration(*command);

@@ -30,7 +30,8 @@ std::filesystem::path trace_of(const std::filesystem::path& folder, int rank) {
   return folder / fmt::format("trace-{}.json", rank);
 }
 
-/// Trains a small net for a step, or with "wait FOLDER", in that folder until there is a file `stop`. With "fail", one rank fails.
+/// Trains a small net for a step, or with "wait FOLDER", in that folder until there is a file `stop`. With "fail" or
+/// "kill", one rank fails.
 int train(const std::string& task) {
   const bool waits = task.starts_with("wait ");
   if (waits) std::filesystem::current_path(task.substr(5));
@@ -44,13 +45,14 @@ int train(const std::string& task) {
     std::fflush(stdout);
   }
   const auto until = std::chrono::steady_clock::now() + kTestLimit;
-  for (auto go_on = at::ones({1}); go_on.item<float>() != 0;) {
+  for (auto more = at::ones({1}); more.item<float>() != 0;) {
     net(input(world.rank())).square().sum().backward();
     optimizer.step();
     optimizer.zero_grad();
     if (task == "fail" && world.rank() == 1) throw Error("this rank is out of luck");
-    go_on.fill_(waits && !std::filesystem::exists("stop") && std::chrono::steady_clock::now() < until ? 1 : 0);
-    world.broadcast(go_on, 0).wait();
+    if (task == "kill" && world.rank() == 1) ::raise(SIGKILL);
+    more.fill_(waits && !std::filesystem::exists("stop") && std::chrono::steady_clock::now() < until ? 1 : 0);
+    world.broadcast(more, 0).wait();
   }
   return 0;
 }
@@ -99,6 +101,9 @@ TEST(Launch, LeavesTheRecordOfARun) {
   const auto started = run.at("started").get<double>();
   EXPECT_TRUE(std::filesystem::exists(trace_of(folder, 1)));
 
+  EXPECT_NE(recorded(folder, "kill").status, 0);
+  EXPECT_FALSE(std::filesystem::exists(trace_of(folder, 1))) << "of an earlier attempt";
+
   const auto again = recorded(folder, "train");  // continues the run
   EXPECT_EQ(again.status, 0) << again.err;
   run = parsed(folder / "run.json");
@@ -107,6 +112,7 @@ TEST(Launch, LeavesTheRecordOfARun) {
   EXPECT_GT(run.at("ended").get<double>(), started);
   EXPECT_EQ(run.at("world"), kRanks);
   EXPECT_EQ(run.at("engine"), "shm");
+  EXPECT_EQ(run.at("device"), "cpu");
   EXPECT_EQ(run.at("hosts").size(), kRanks);
   EXPECT_EQ(run.at("peak_flops"), 1e12);
   EXPECT_EQ(run.at("flops_per_step"), nullptr);

@@ -1,12 +1,15 @@
 // `tessera plan`: says what training takes, by dry runs of each way to shard it.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <future>
 #include <memory>
@@ -15,15 +18,18 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/fd.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/input_file.h"
 #include "tessera/base/process.h"
+#include "tessera/base/run_folder.h"
 #include "tessera/base/table.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/ckpt/places.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/known_words.h"
 #include "tessera/cli/launch/ranks_here.h"
+#include "tessera/cli/launch/watchdog.h"
 #include "tessera/cli/models/plan_model.h"
 #include "tessera/cli/packages.h"
 #include "tessera/comm/simulation.h"
@@ -36,8 +42,8 @@ namespace {
 
 constexpr int kMostPlannedRanks = 4096;
 constexpr int kNothingFits = 3;
-constexpr unsigned kSecondsOfDryRun = 600;
-constexpr auto kNodeShared = "node-shared";
+constexpr std::chrono::minutes kLimitOfDryRun(10);
+constexpr auto kNodeShared = "node-shared", kAsItIs = "as it is";
 
 struct PlanFlags {
   std::vector<std::string> words;  // a model, or a program with its arguments
@@ -47,6 +53,17 @@ struct PlanFlags {
   int64_t batch_size = 4, length = 0, rank = 8, memory = 0;
   int ranks_per_host = 0;
   bool as_json = false;
+
+  bool are_of_program() const { return words.size() > 1 || !names_a_model(words.front()); }
+  /// Throws ConfigError for a flag that would have no effect.
+  void expect_use(const CLI::App& command) const {
+    for (const auto* name : {"--batch-size", "--length", "--method", "--rank"}) {
+      if (are_of_program() && command.count(name) > 0)
+        throw ConfigError("{} is for a model from its description; a program is planned with its own flags, which come after it", name);
+    }
+    if (method == "full" && command.count("--rank") > 0)
+      throw ConfigError("--rank is for adapters, which --method full does not make; give --method lora or qlora");
+  }
 };
 
 /// A way to train, and the outcome of its dry run.
@@ -66,7 +83,11 @@ class PlanCommand {
  public:
   explicit PlanCommand(PlanFlags flags) : flags_(std::move(flags)), machine_(simulate::Machine::named(flags_.machine)) {
     here_ = flags_.ranks_per_host > 0 ? flags_.ranks_per_host : machine_.ranks_per_host;
-    memory_ = flags_.memory > 0 ? static_cast<double>(flags_.memory) : machine_.memory / machine_.ranks_per_host;
+    for (const int world : flags_.worlds) {
+      if (world > here_ && world % here_ != 0)
+        throw ConfigError("-n {}: hosts of {} would not all have as many; give a multiple of {}, or --ranks-per-host", world,
+                          counted(here_, "rank"), here_);
+    }
     if (is_program_) return;
     model_ = planned_model(flags_.words.front());
     auto& length = flags_.length;
@@ -88,29 +109,34 @@ class PlanCommand {
   }
 
  private:
-  bool fits(const Plan& plan) const { return memory_ == 0 || plan.peak() <= memory_; }
+  /// What a rank may use; 0 if unknown. A rank has a GPU at most, even on a host with fewer ranks than GPUs.
+  double memory_of(int world) const {
+    if (flags_.memory > 0) return static_cast<double>(flags_.memory);
+    return machine_.memory / (machine_.kind == "gpu" ? std::max(here_, machine_.ranks_per_host) : std::min(here_, world));
+  }
+  bool fits(const Plan& plan) const { return memory_of(plan.world) == 0 || plan.peak() <= memory_of(plan.world); }
   double tokens_per_second(const Plan& plan) const {
     return static_cast<double>(flags_.batch_size * flags_.length) * plan.world / plan.time("step");
   }
 
   /// Adds all ways to train on so many ranks.
   void add_plans(int world) {
-    if (is_program_ && flags_.strategies.empty()) {
-      plans_.push_back({.name = "as it is", .world = world});
-      return;
-    }
     auto strategies = flags_.strategies;
-    if (strategies.empty()) {
+    if (strategies.empty() && is_program_) {
+      strategies = {kAsItIs};
+    } else if (strategies.empty()) {
       strategies = {"FULL_SHARD"};
       if (world > 1 && machine_.kind == "cpu") strategies.emplace_back(kNodeShared);
       if (world > 1) strategies.insert(strategies.end(), {"SHARD_GRAD_OP", "NO_SHARD"});
-      if (world > here_ && world % here_ == 0) strategies.emplace_back("HYBRID_SHARD");
+      if (world > here_) strategies.emplace_back("HYBRID_SHARD");
     }
     for (const auto& strategy : strategies) {
       const bool is_shared = strategy == kNodeShared;
-      Plan plan{.name = strategy,
-                .world = world,
-                .settings = {{"fsdp_sharding_strategy", is_shared ? "FULL_SHARD" : strategy}, {"tessera_residence", is_shared ? kNodeShared : "gathered"}}};
+      Plan plan{.name = strategy, .world = world};
+      if (strategy != kAsItIs) {
+        plan.settings["fsdp_sharding_strategy"] = is_shared ? "FULL_SHARD" : strategy;
+        plan.settings["tessera_residence"] = is_shared ? kNodeShared : "gathered";
+      }
       if (flags_.precision == "bf16") plan.settings["mixed_precision"] = "bf16";
       if (!is_program_) {
         plan.settings["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP";
@@ -127,43 +153,54 @@ class PlanCommand {
   }
 
   /// Runs a plan in a process of its own, with its settings as variables, as launch passes them. Returns why there is no outcome.
-  std::string try_one(Plan& plan) const {
+  std::string try_one(Plan& plan, Watchdog& watchdog, int place) const {
     config::Settings settings;
     for (const auto& [key, value] : plan.settings) settings.set(key, value, config::Origin::Flag, "tessera plan");
     settings.expect_consistent();
     auto environment = settings.environment();
     const TemporaryFolder folder("tessera-plan");
-    const auto out = folder.path() / "outcome.json";
+    const auto out = folder.path() / "outcome.json", output = folder.path() / "output";
     environment["TESSERA_MACHINE"] = flags_.machine;
     environment["TESSERA_DRY_RUN"] = fmt::format("{}/{}", plan.world, here_);
     environment["TESSERA_DRY_RUN_OUT"] = out;
     const auto rows = std::to_string(flags_.batch_size), length = std::to_string(flags_.length);
     // Without a program, this one, which then trains the model.
-    const std::vector<std::string> own = {this_program(), "plan", flags_.words.front(), "-n", "1", "--batch-size", rows, "--length", length};
-    Process process(is_program_ ? flags_.words : own, environment, Process::Output::Capture, [] { ::alarm(kSecondsOfDryRun); });
-    auto said = printable(process.read_output(), "\n");
-    const auto status = process.wait(std::chrono::seconds(kSecondsOfDryRun)).value_or(128 + SIGALRM);
-    if (status == 0 && is_there(out)) {
+    const std::vector<std::string> own = {this_program(), "plan", flags_.words.front(), "-n", "1",
+                                          "--batch-size", rows, "--length", length};
+    // A file and not a pipe, for whose end a child of the program could make this process wait.
+    const Fd file(::open(output.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR));
+    Process process(is_program_ ? flags_.words : own, environment, Process::Output::Inherit, [&] {
+      ::setpgid(0, 0);
+      for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) ::dup2(file.get(), stream);
+    });
+    watchdog.watch(place, process.pid());
+    const auto ended = process.wait(kLimitOfDryRun);
+    ::kill(-process.pid(), SIGKILL);  // also what a program that has ended leaves behind
+    watchdog.watch(place, 0);
+    auto said = printable(InputFile(output).read_all(), "\n");
+    if (ended == 0 && is_there(out)) {
       plan.outcome = nlohmann::ordered_json::parse(InputFile(out).read_all(), nullptr, /*allow_exceptions=*/false);
       if (plan.outcome.is_object() && plan.outcome.value("steps", 0) > 0) return {};
     }
     said.erase(said.find_last_not_of('\n') + 1);
     return fmt::format("it {} and has taken no step of training with Tessera{}{}",
-                       status == 128 + SIGALRM ? "was ended after ten minutes" : fmt::format("ended with status {}", status),
+                       ended ? fmt::format("ended with status {}", *ended) : "was ended after ten minutes",
                        said.empty() ? "" : ": ", said);
   }
 
   /// Runs all plans, and keeps those that took a step. If none did, throws Error with what the first one said.
   void try_all() {
-    for (const auto* name : {"RANK", "WORLD_SIZE", "TESSERA_CONFIG_FILE"}) ::unsetenv(name);
+    for (const auto* name : {"RANK", "WORLD_SIZE", "TESSERA_CONFIG_FILE", kRunVariable, "TESSERA_LAUNCH_RECORD", "TESSERA_LOG_WITH"})
+      ::unsetenv(name);
     std::vector<std::string> faults(plans_.size());
     std::atomic<size_t> next = 0;
-    const auto work = [&] {
-      for (size_t i = next++; i < plans_.size(); i = next++) faults[i] = try_one(plans_[i]);
+    const int at_once = is_program_ ? 1 : cores();  // a program may write files
+    Watchdog watchdog(at_once);
+    const auto work = [&](int place) {
+      for (size_t i = next++; i < plans_.size(); i = next++) faults[i] = try_one(plans_[i], watchdog, place);
     };
     std::vector<std::future<void>> workers;
-    // A program may write files, so only one of them runs at a time.
-    for (int i = 0; i < (is_program_ ? 1 : cores()); i++) workers.push_back(std::async(std::launch::async, work));
+    for (int i = 0; i < at_once; i++) workers.push_back(std::async(std::launch::async, work, i));
     for (auto& worker : workers) worker.get();
     std::vector<Plan> good;
     for (size_t i = 0; i < plans_.size(); i++) {
@@ -180,7 +217,7 @@ class PlanCommand {
   /// The command line that trains by the best plan.
   std::string launch_line() const {
     const auto& [name, world, settings, outcome] = plans_.front();
-    const int hosts = (world + here_ - 1) / here_;
+    const int hosts = std::max(1, world / here_);
     auto line = fmt::format("tessera launch -n {}", std::min(world, here_));
     if (hosts > 1) line += fmt::format(" --nnodes {} --node-rank 0 --rdzv-endpoint node0:29500", hosts);
     for (const auto& [key, value] : settings) {
@@ -189,21 +226,22 @@ class PlanCommand {
       line += fmt::format(" \\\n    --{} {}", flag, value);
     }
     if (is_program_) return line + " \\\n    " + joined(flags_.words, " ");
-    line += fmt::format(" \\\n    {} --model {} --data FILE --batch-size {}", model_.recipe, flags_.words.front(), flags_.batch_size);
-    return model_.recipe == "llama" ? line + fmt::format(" --length {}", flags_.length) : line;
+    const bool is_llama = model_.recipe == "llama", is_new = is_llama && !model_.has_weights && flags_.method == "full";
+    return line + fmt::format(" \\\n    {} {} {} --data FILE --batch-size {} {} {}", model_.recipe, is_new ? "--config" : "--model",
+                              model_.place.string(), flags_.batch_size, is_llama ? "--length" : "--max-length", flags_.length);
   }
 
   std::string verdict() const {
     const auto& best = plans_.front();
     if (fits(best)) {
-      return fmt::format("Take {}{}: a step takes {}, and a rank {}{}:\n\n  {}", best.settings.empty() ? "" : best.name + " on ",
+      return fmt::format("Take {}{}: a step takes {}, and a rank {}{}:\n\n  {}", best.name == kAsItIs ? "" : best.name + " on ",
                          counted(best.world, "rank"), best.time_text("step"), size_text(best.peak()),
                          best.world > here_ ? "; on each host, with its own number after --node-rank" : "", launch_line());
     }
     const auto& least = *std::ranges::min_element(plans_, {}, &Plan::peak);
-    return fmt::format("Nothing fits into {} of a rank; the least is {}, {} on {}. More ranks take less each; so do smaller batches, shorter rows, "
-                       "--precision bf16, and --method lora or qlora",
-                       size_text(memory_), size_text(least.peak()), least.name, counted(least.world, "rank"));
+    return fmt::format("Nothing fits into {} of a rank; the least is {}, {} on {}. More ranks take less each; so do smaller batches, "
+                       "shorter rows, --precision bf16, and --method lora or qlora",
+                       size_text(memory_of(least.world)), size_text(least.peak()), least.name, counted(least.world, "rank"));
   }
 
   /// A step of each plan, and the memory of a rank by kind where it takes the most.
@@ -219,7 +257,8 @@ class PlanCommand {
       const auto& plan = plans_[p];
       const auto& traffic = plan.outcome.at("traffic");
       const auto ranks = std::to_string(plan.world);
-      steps.push_back({plan.name, ranks, size_text(plan.peak()), memory_ == 0 ? "?" : fits(plan) ? "yes" : "no", plan.time_text("step"),
+      steps.push_back({plan.name, ranks, size_text(plan.peak()), memory_of(plan.world) == 0 ? "?" : fits(plan) ? "yes" : "no",
+                       plan.time_text("step"),
                        is_program_ ? "" : train::short_number(tokens_per_second(plan)),
                        duration_text(plan.time("compute") + plan.time("optimizer")),
                        size_text(traffic.at("gathered").get<double>() + traffic.at("reduced").get<double>()), plan.time_text("communication"),
@@ -261,17 +300,19 @@ class PlanCommand {
     fmt::print("{}: {} parameters", joined(flags_.words, " "), train::short_number(plans_.front().outcome.at("parameters").get<double>()));
     if (!is_program_) fmt::print(", {}, {} of {} tokens a rank and step", flags_.method, counted(flags_.batch_size, "row"), flags_.length);
     fmt::print("\nmachine {}: {} on each host, {} each\n\n{}\n{}", flags_.machine, counted(here_, "rank"),
-               memory_ == 0 ? "unknown memory" : size_text(memory_), tables(), chart());
+               memory_of(here_) == 0 ? "unknown memory" : size_text(memory_of(here_)), tables(), chart());
     if (!is_program_) fmt::print("+ac is with activation checkpointing\n");
     fmt::print("{}{}\n{}\n", joined(left_out_, "\n"), left_out_.empty() ? "" : "\n", verdict());
   }
 
   void print_json() const {
-    nlohmann::ordered_json json = {{"machine", flags_.machine}, {"memory", memory_}, {"plans", nlohmann::ordered_json::array()}, {"left_out", left_out_}};
+    const auto none = nlohmann::ordered_json::array();
+    nlohmann::ordered_json json = {{"machine", flags_.machine}, {"plans", none}, {"left_out", left_out_}};
     for (const auto& plan : plans_) {
-      auto& each = json["plans"].emplace_back(
-          nlohmann::ordered_json{{"plan", plan.name}, {"world", plan.world}, {"settings", plan.settings}, {"fits", nullptr}});
-      if (memory_ > 0) each["fits"] = fits(plan);
+      const auto available = memory_of(plan.world);
+      auto& each = json["plans"].emplace_back(nlohmann::ordered_json{
+          {"plan", plan.name}, {"world", plan.world}, {"settings", plan.settings}, {"available", available}, {"fits", nullptr}});
+      if (available > 0) each["fits"] = fits(plan);
       if (!is_program_) each["tokens_per_second"] = tokens_per_second(plan);
       each.update(plan.outcome);
       each.erase("schedule");  // hundreds of lines
@@ -283,9 +324,8 @@ class PlanCommand {
 
   PlanFlags flags_;
   const simulate::Machine machine_;
-  const bool is_program_ = flags_.words.size() > 1 || !names_a_model(flags_.words.front());
-  int here_;       // ranks of a host
-  double memory_;  // of a rank; 0 if unknown
+  const bool is_program_ = flags_.are_of_program();
+  int here_;  // ranks of a host
   PlannedModel model_;
   std::vector<Plan> plans_;  // the best first
   std::vector<std::string> left_out_;
@@ -312,23 +352,28 @@ void add_plan(CLI::App& app, std::function<int()>& chosen) {
                    "How to shard; may be repeated. All that make sense unless given, and a program as it is; a program with a Trainer follows")
       ->allow_extra_args(false)
       ->check(one_of({"FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD", kNodeShared}));
-  command->add_option("--precision", flags->precision, "In which dtype to compute")->capture_default_str()->check(one_of({"fp32", "bf16"}));
+  command->add_option("--precision", flags->precision, "In which dtype to compute; a program with a Trainer follows")
+      ->capture_default_str()->check(one_of({"fp32", "bf16"}));
   command->add_option("--batch-size", flags->batch_size, "Rows of a rank and step")->capture_default_str()->check(from_to(1, 1'000'000));
-  command->add_option("--length", flags->length, "Tokens in a row; 512, or as many as the model takes, unless given")->check(from_to(2, 10'000'000));
+  command->add_option("--length", flags->length, "Tokens in a row; 512, or as many as the model takes, unless given")
+      ->check(from_to(2, 10'000'000));
   command->add_option("--method", flags->method, "full: all weights train; lora: adapters train; qlora: beside quantised weights")
       ->capture_default_str()
       ->check(one_of({"full", "lora", "qlora"}));
   command->add_option("--rank", flags->rank, "Rank of adapters")->capture_default_str()->check(from_to(1, 100'000));
   command
-      ->add_option("--machine", flags->machine, "The file of tessera test --calibrate; or cpu or gpu, which are built-in round numbers for servers")
+      ->add_option("--machine", flags->machine,
+                   "The file of tessera test --calibrate; or cpu or gpu, which are built-in round numbers for servers")
       ->capture_default_str();
-  add_value(*command, "--memory", flags->memory, bytes_of, "What a rank may use, such as 64GB; its part of the machine's unless given")->type_name("SIZE");
+  add_value(*command, "--memory", flags->memory, bytes_of, "What a rank may use, such as 64GB; its part of the machine's unless given")
+      ->type_name("SIZE");
   command->add_flag("--json", flags->as_json, "As JSON");
   command->footer(Help::footer_of(
       {"tessera plan SmolLM2-135M -n 2 -n 8", "tessera plan Llama-3.1-8B -n 64 --precision bf16 --memory 80GB --machine gpu",
        "tessera plan -n 64 -- ./train --layers 32"},
       "The status is 3 if nothing fits. docs/planning.md explains the tables."));
-  command->callback([&chosen, flags] {
+  command->callback([&chosen, command, flags] {
+    flags->expect_use(*command);
     chosen = [flags] { return PlanCommand(*flags).run(); };
   });
 }

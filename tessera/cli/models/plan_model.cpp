@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/nn/functional/loss.h>
 
+#include <algorithm>
+
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/stored/catalogs.h"
@@ -58,14 +60,23 @@ bool names_a_model(const std::filesystem::path& path) {
 }
 
 PlannedModel planned_model(const std::filesystem::path& path) try {
-  if (!is_there(path)) throw ConfigError("{} is not there; a model of the Hugging Face Hub has to be downloaded first, at least its config.json", path);
+  if (!is_there(path))
+    throw ConfigError("{} is not there; a model of the Hugging Face Hub has to be downloaded first, at least its config.json", path);
   if (path.extension() == ".json" && path.filename() != models::kConfigFile) throw ConfigError("{} is not a config.json", path);
-  if (path.extension() == ".gguf") return planned_llama(llm::read_config(path));
+  if (path.extension() == ".gguf") {
+    auto model = planned_llama(llm::read_config(path));
+    model.place = path;
+    return model;
+  }
   if (path.extension() == ".safetensors") checkpoint::read_catalog(path);  // throws if the file is damaged
   const auto folder = is_folder(path) ? path : std::filesystem::absolute(path).parent_path();
   std::string type;
   models::ConfigFile::open(folder).read("model_type", type);
-  return type == "bert" ? planned_bert(models::BertConfig::read(folder)) : planned_llama(models::LlamaConfig::read(folder));
+  auto model = type == "bert" ? planned_bert(models::BertConfig::read(folder)) : planned_llama(models::LlamaConfig::read(folder));
+  const auto is_of_weights = [](const auto& name) { return name.ends_with(".safetensors") || name.starts_with("pytorch_model"); };
+  model.place = folder;
+  model.has_weights = std::ranges::any_of(names_in(folder).value(), is_of_weights);
+  return model;
 } catch (const ConfigError& error) {
   throw ConfigError("{}; any program that trains a model can be planned: tessera plan -n 8 -- PROGRAM ARGS...", error.what());
 }

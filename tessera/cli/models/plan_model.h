@@ -12,6 +12,8 @@ struct PlannedModel {
   std::string recipe;       // the program that trains such models
   std::string layer_class;  // whose modules become units
   int64_t longest = 0;      // tokens in the longest row
+  std::filesystem::path place = {};  // the GGUF file, or the folder, that the recipe reads
+  bool has_weights = true;
   /// Trains a few steps in this process, which is a dry run, as the recipe does: settings come from the environment.
   std::function<void(int64_t rows, int64_t length)> train;
 };

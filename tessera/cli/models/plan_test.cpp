@@ -17,11 +17,15 @@ using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
+std::string tessera() {
+  return std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
+}
+
 struct PlanCommand : ::testing::Test {
   const Folder folder;
 
   Launched::Ended plan(Command flags) const {
-    flags.insert(flags.begin(), {"env", "LC_ALL=C", std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera", "plan"});
+    flags.insert(flags.begin(), {"env", "LC_ALL=C", tessera(), "plan"});
     return Launched(flags).end();
   }
   /// A program whose dry run needs 96 GB divided among its ranks, a quarter of it for parameters.
@@ -40,7 +44,8 @@ END
   }
   std::string model(const std::string& type) const {
     std::filesystem::create_directories(folder / type);
-    write_file(folder / type / "config.json", R"({"model_type": ")" + type + R"(", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128,
+    write_file(folder / type / "config.json", R"({"model_type": ")" + type + R"(",
+      "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128,
       "num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 128, "rms_norm_eps": 1e-5})");
     return folder / type;
   }
@@ -75,10 +80,41 @@ TEST_F(PlanCommand, NamesTheWayOut) {
   says({"-n", "2", "--", "sh", "-c", "echo hello"}, "has taken no step of training with Tessera: hello");
   says({"-n", "2", "nowhere.gguf"}, "nowhere.gguf is not there");
   says({"-n", "2", model("gpt2")}, "tessera plan -n 8 -- PROGRAM");
-  says({"-n", "12", "--strategy", "HYBRID_SHARD", model("llama")}, "start as many on each");
+  says({"-n", "12", model("llama")}, "give a multiple of 8, or --ranks-per-host");
+  says({"-n", "2", "--batch-size", "8", program()}, "--batch-size is for a model from its description");
+  says({"-n", "2", "--rank", "4", model("llama")}, "--rank is for adapters");
   says({"-n", "2", "--length", "4096", model("llama")}, "at most 128 tokens");
   write_file(folder / "machine.json", R"({"kind": "cpu", "ranks_per_host": 2, "product_1_float32": 0})");
-  says({"-n", "2", "--machine", folder / "machine.json", program()}, "machine.json: product_1_float32 is 0, but must be a number, 1 or more; measure");
+  says({"-n", "2", "--machine", folder / "machine.json", program()},
+       "machine.json: product_1_float32 is 0, but must be a number, 1 or more; measure");
+}
+
+TEST_F(PlanCommand, GivesPrecisionAndNoRecordToAProgram) {
+  const Command bf16 = {tessera(), "plan", "-n", "2", "--precision", "bf16"};
+  auto planned = bf16, says = bf16;
+  planned.push_back(program());
+  EXPECT_THAT(Launched(planned).end().out, AllOf(HasSubstr("Take 2 ranks"), HasSubstr("--mixed-precision bf16")));
+  for (const auto* word : {"--", "sh", "-c", "echo $ACCELERATE_MIXED_PRECISION ${TESSERA_RECORD-none}"}) says.emplace_back(word);
+  EXPECT_THAT(Launched(says, {{"TESSERA_RECORD", folder / "record"}}).end().err, HasSubstr("with Tessera: bf16 none"));
+}
+
+TEST_F(PlanCommand, LeavesNothingBehind) {
+  const auto ended = plan({"-n", "2", "--", "sh", "-c", "sleep 100 & echo left $!"});
+  const auto at = ended.err.find("left ");
+  ASSERT_NE(at, std::string::npos) << ended.err;
+  EXPECT_TRUE(ends(numbers_in(ended.err.substr(at + 5)).at(0)));
+}
+
+TEST_F(PlanCommand, RanksShareTheMemoryOfTheirHost) {
+  const auto available = [&](const Command& more) {
+    Command flags = {"-n", "4", "--json"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    flags.push_back(program());
+    return nlohmann::json::parse(plan(flags).out).at("plans").at(0).at("available").get<double>();
+  };
+  EXPECT_EQ(available({}), 8 * 64e9 / 4);
+  EXPECT_EQ(available({"--ranks-per-host", "2"}), 8 * 64e9 / 2);
+  EXPECT_EQ(available({"--machine", "gpu", "--ranks-per-host", "2"}), 80e9);
 }
 
 TEST_F(PlanCommand, ShardsAModelInEachWay) {
@@ -93,7 +129,7 @@ TEST_F(PlanCommand, ShardsAModelInEachWay) {
   EXPECT_NEAR(kind("FULL_SHARD", "optimizer"), 2 * 4 * parameters / 2, 4096);  // two moments of a half of the values
   EXPECT_NEAR(kind("NO_SHARD", "optimizer"), 2 * 4 * parameters, 4096);
   EXPECT_LT(kind("FULL_SHARD+ac", "activations"), kind("FULL_SHARD", "activations"));
-  EXPECT_EQ(found.at("command").get<std::string>().find("tessera launch -n 2"), 0U);
+  EXPECT_THAT(found.at("command").get<std::string>(), AllOf(HasSubstr("tessera launch -n 2"), HasSubstr("--config " + model("llama"))));
 }
 
 TEST(Machine, IsReadAsItWasWritten) {
@@ -109,7 +145,7 @@ TEST(Machine, IsReadAsItWasWritten) {
 
 TEST(Machine, IsMeasured) {
   const Folder folder;
-  const auto ended = Launched({std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera", "test", "--calibrate", folder / "machine.json"}).end();
+  const auto ended = Launched({tessera(), "test", "--calibrate", folder / "machine.json"}).end();
   ASSERT_EQ(ended.status, 0) << ended.out << ended.err;
   EXPECT_THAT(ended.out, AllOf(HasSubstr("step of AdamW"), HasSubstr("wrote the medians")));
   const auto read = Machine::named(folder / "machine.json");

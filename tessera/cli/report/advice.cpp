@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "tessera/base/middle.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/report/analysis.h"
 
@@ -25,15 +26,16 @@ class Adviser {
 
   std::vector<Advice> advice() {
     if (ranks_.empty() || step_ <= 0) return {};
+    const bool has_times = all_.untimed.empty();
     if (ranks_.size() > 1) {
-      if (!slow_rank()) uneven_work();
-      sizes_of_units();
-      late_prefetch();
+      if (has_times) slow_rank();
+      if (run_.is_timed()) sizes_of_units();
+      if (has_times) late_prefetch();
       double_unshards();
       lost_prefetches();
-      communication();
+      if (has_times) communication();
     }
-    program();
+    if (has_times) program();
     return std::move(found_);
   }
 
@@ -42,17 +44,17 @@ class Adviser {
   double middle(Part part) const {
     std::vector<double> values;
     for (const auto& rank : ranks_) values.push_back(std::invoke(part, rank));
-    return middle_value(values);
+    return middle_of(values).first;
   }
 
   /// Looks for ranks that work clearly longer than the median while others wait.
-  bool slow_rank() {
+  void slow_rank() {
     const auto median = middle(&RankLine::work), longest_wait = std::ranges::max(ranks_, {}, &RankLine::waits).waits();
     std::vector<int> slow;
     for (size_t i = 0; i < ranks_.size(); i++) {
       if (ranks_[i].work() > 1.15 * median && longest_wait - ranks_[i].waits() > 0.05 * step_) slow.push_back(numbers_[i]);
     }
-    if (slow.empty()) return false;
+    if (slow.empty()) return;
     const auto& own = all_.ranks[slow.front()];
     double lost = 0;
     for (const auto& rank : ranks_) lost += std::max(0.0, rank.waits() - own.waits());
@@ -62,24 +64,6 @@ class Adviser {
                       "Measure the machines: tessera test --speed. Look for other programs on that host, and for more data on that rank.",
                       {},
                       slow});
-    return true;
-  }
-
-  void uneven_work() {
-    std::map<size_t, std::vector<double>> computing;  // of each rank in the same line, but for the first
-    for (const int rank : numbers_) {
-      const auto& lines = run_.ranks[rank].lines;
-      for (size_t i = 1; i < lines.size(); i++) computing[i].push_back(lines[i].per_step(lines[i].compute));
-    }
-    double longer = 0;  // by which part of a step the longest computes longer than the median
-    for (const auto& [line, seconds] : computing)
-      longer += (std::ranges::max(seconds) - middle_value(seconds)) / step_ / static_cast<double>(computing.size());
-    const auto waits = middle(&RankLine::waits) / step_;
-    if (longer < 0.1 || waits < 0.1) return;
-    found_.push_back({"uneven-work", "Ranks get unequal work, each time another one the most",
-                      fmt::format("The longest computes {} of a step longer than the median; ranks wait {} of the time.", percent(longer),
-                                  percent(waits)),
-                      "Pack rows to one length, or sort samples by length before they are divided among the ranks."});
   }
 
   void sizes_of_units() {
@@ -89,7 +73,7 @@ class Adviser {
       units.push_back({.name = unit.name,
                        .bytes = unit.residence == "node-shared" ? 0 : static_cast<uint64_t>(unit.unsharded),
                        .depth = static_cast<size_t>(unit.depth),
-                       .waits = all_.units[i].transfer_waits / step_});
+                       .waits = all_.untimed.empty() ? all_.units[i].transfer_waits / step_ : 0});
     }
     std::ranges::move(advice_on_units(units, std::max(1.0, all_.peak_bytes)), std::back_inserter(found_));
   }

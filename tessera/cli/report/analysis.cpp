@@ -1,14 +1,20 @@
 #include "tessera/cli/report/analysis.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <iterator>
 #include <utility>
+
+#include "tessera/base/middle.h"
 
 namespace tessera::cli::reports {
 namespace {
 
 constexpr double RankLine::*kParts[] = {&RankLine::seconds, &RankLine::compute, &RankLine::unshard, &RankLine::reduce, &RankLine::optimizer,
                                         &RankLine::other, &RankLine::gathers, &RankLine::misses, &RankLine::cancelled};
+
+constexpr int64_t kLeastSteps = 30;
 
 /// The mean step of a rank, without its first line, which has the start, where there are others.
 RankLine mean_step(const RecordedRank& rank) {
@@ -105,13 +111,6 @@ void add_waits_of_lines(Analysis& all) {
 
 }  // namespace
 
-double middle_value(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
-
 StepWindow last_steps(const std::vector<TraceEvent>& events, int most) {
   std::vector<double> ends;  // of steps: of the last event of the optimizer, or else of backward, before another forward pass or the end
   double optimizer = -1;
@@ -139,10 +138,16 @@ Analysis analysed(const RecordedRun& run) {
     if (mean.memory["process"] > all.peak_bytes)
       all.peak_rank = static_cast<int>(all.ranks.size()) - 1, all.peak_bytes = mean.memory["process"];
   }
-  all.step_seconds = middle_value(seconds);
+  all.step_seconds = middle_of(seconds).first;
   const auto flops = run.facts.value("flops_per_step", nlohmann::json()), peak = run.facts.value("peak_flops", nlohmann::json());
   if (flops.is_number() && peak.is_number() && peak > 0 && all.step_seconds > 0)
     all.mfu = flops.get<double>() / peak.get<double>() / all.step_seconds;
+  const auto steps = all.ranks.empty() ? 0 : std::ranges::max(all.ranks, {}, &RankLine::steps).steps;
+  if (!run.is_timed()) {
+    all.untimed = "times are those of the host, not of its devices, so there is no advice from them";
+  } else if (all.step_seconds > 0 && steps < kLeastSteps) {
+    all.untimed = fmt::format("times of fewer than {} steps give no advice", kLeastSteps);
+  }
   add_costs(run, all);
   add_waits_of_trace(run, all);
   if (all.waits_from.empty() && seconds.size() > 1) add_waits_of_lines(all);

@@ -26,6 +26,7 @@ struct Analysis {
   double mfu = 0;                           // 0 if unknown
   int peak_rank = 0;                        // whose process was largest
   double peak_bytes = 0;                    // of that process
+  std::string untimed;                      // why no advice is given from times; empty if some may be
   double forwards = 0;                      // forward passes in a step; 0 without traces
   std::vector<UnitCost> units;              // as in RecordedRun
   std::string waits_from;                   // "trace" or "lines"; empty if nothing is known
@@ -44,8 +45,5 @@ struct StepWindow {
 };
 /// The last `most` of them.
 StepWindow last_steps(const std::vector<TraceEvent>& events, int most = std::numeric_limits<int>::max());
-
-/// The value in the middle; of an even number of values the lower one of the two. 0 if there is none.
-double middle_value(std::vector<double> values);
 
 }  // namespace tessera::cli::reports

@@ -139,9 +139,9 @@ std::string summary_of(const RecordedRun& run, const Analysis& all, const std::v
   text += '\n';
   for (const auto& note : run.notes) text += fmt::format("note: {}\n", note);
   for (const auto& each : advice) {
-    text += fmt::format("\n{}\n  {}\n  {}\n\n", each.title, each.evidence, CLI::detail::find_and_replace(each.change, "\n", "\n  "));
+    text += fmt::format("\n{}\n  {}\n  {}\n", each.title, each.evidence, CLI::detail::find_and_replace(each.change, "\n", "\n  "));
   }
-  if (advice.empty() && all.step_seconds > 0) text += "nothing to advise\n";
+  if (all.step_seconds > 0) text += advice.empty() ? "nothing to advise\n" : "\n";
   return printable(text, "\n");
 }
 
@@ -160,8 +160,9 @@ struct ReportFlags {
 int report(const ReportFlags& flags) {
   json data = {{"format", 1}, {"runs", json::array()}};
   for (const auto& folder : flags.runs) {
-    const auto run = read_run(folder);
+    auto run = read_run(folder);
     const auto all = analysed(run);
+    if (!all.untimed.empty()) run.notes.push_back(all.untimed);
     const auto advice = advice_for(run, all);
     data["runs"].push_back(data_of(run, all, advice));
     if (flags.as_json) continue;

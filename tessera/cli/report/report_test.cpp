@@ -29,6 +29,8 @@ struct Scenario {
   int gathers = 2;         // of each unit in a step
   double transfer = 0.001, lead = 0.002;  // seconds of a gather, and by how much it begins before its rank waits for it
   double other = 0.001;   // seconds of a step
+  int steps = 25;         // of each of the five lines
+  std::string device = "cpu";
   std::string residence = "gathered";
 };
 
@@ -41,7 +43,7 @@ json event(int rank, int tid, const std::string& category, const std::string& na
 }
 
 void write_run(const std::filesystem::path& folder, const Scenario& scenario) {
-  const auto& [world, slow, has_trace, clock_of_b, gathers, transfer, least_lead, other, residence] = scenario;
+  const auto& [world, slow, has_trace, clock_of_b, gathers, transfer, least_lead, other, steps, device, residence] = scenario;
   std::filesystem::create_directories(folder);
   json units = json::array(), hosts = json::array();
   for (const auto& unit : kUnits) {
@@ -60,6 +62,7 @@ void write_run(const std::filesystem::path& folder, const Scenario& scenario) {
                                        {"world", world},
                                        {"hosts", hosts},
                                        {"engine", "shm"},
+                                       {"device", device},
                                        {"started", kStarted},
                                        {"ended", kStarted + 60},
                                        {"status", "done"},
@@ -110,19 +113,19 @@ void write_run(const std::filesystem::path& folder, const Scenario& scenario) {
     const double longest = computing * slow * 4, own = computing * 4 * (rank == 1 ? slow : 1), unshard = longest - own + waits_of_all,
                  seconds = own + unshard + 0.01 + other;
     for (int line = 1; line <= 5; line++) {
-      lines += json{{"time", kStarted + 4 * line * seconds},
-                    {"step", 4 * line},
-                    {"steps", 4},
-                    {"seconds", 4 * seconds},
-                    {"compute", 4 * own},
-                    {"unshard", 4 * unshard},
+      lines += json{{"time", kStarted + steps * line * seconds},
+                    {"step", steps * line},
+                    {"steps", steps},
+                    {"seconds", steps * seconds},
+                    {"compute", steps * own},
+                    {"unshard", steps * unshard},
                     {"reduce", 0},
-                    {"optimizer", 0.04},
-                    {"other", 4 * other},
+                    {"optimizer", steps * 0.01},
+                    {"other", steps * other},
                     {"host", hosts[rank]},
                     {"memory", {{"process", 3e8}, {"shards", 4e6}, {"unsharded", 8e6}}},
-                    {"gathers", 4 * 4 * gathers},
-                    {"reductions", 16},
+                    {"gathers", steps * 4 * gathers},
+                    {"reductions", steps * 4},
                     {"gathered_bytes", 1e8},
                     {"misses", line == 1 ? 8 : 0},
                     {"cancelled", 0},
@@ -167,7 +170,7 @@ struct Report : ::testing::Test {
 TEST_F(Report, HasNoAdviceForAHealthyRun) {
   for (const auto& run : data({{}, {.has_trace = false}, {.world = 1}, {.world = 2, .residence = "node-shared"}, {.clock_of_b = 5}})) {
     EXPECT_THAT(names_of(run), IsEmpty()) << run.at("advice");
-    EXPECT_EQ(run.at("steps"), 20);
+    EXPECT_EQ(run.at("steps"), 125);
     EXPECT_GT(run.at("mfu"), 0.15);
   }
 }
@@ -177,10 +180,18 @@ TEST_F(Report, SeesOtherCauses) {
       {{.slow = 1.4, .has_trace = false, .residence = "node-shared"}, {.gathers = 4}, {.transfer = 0.01, .lead = 0}, {.other = 0.1}});
   EXPECT_THAT(names_of(runs[0]), ElementsAre("slow-rank"));
   EXPECT_EQ(runs[0]["waits"]["from"], "lines");
-  EXPECT_NEAR(runs[0]["waits"]["waited"][0][1], 16 * 4 * 0.02, 1e-3);  // without the first of five lines
+  EXPECT_NEAR(runs[0]["waits"]["waited"][0][1], 100 * 4 * 0.02, 1e-3);  // without the first of five lines
   EXPECT_THAT(names_of(runs[1]), ElementsAre("double-unshards"));
   EXPECT_THAT(names_of(runs[2]), ElementsAre("late-prefetch"));
   EXPECT_THAT(names_of(runs[3]), ElementsAre("data-loading"));
+}
+
+TEST_F(Report, TakesNoAdviceFromTimesThatTellLittle) {
+  const auto runs = data({{.slow = 1.4, .steps = 7}, {.slow = 1.4, .gathers = 4, .transfer = 0.2, .device = "cuda"}});
+  EXPECT_THAT(names_of(runs[0]), IsEmpty());
+  EXPECT_THAT(runs[0]["notes"].dump(), HasSubstr("fewer than 30 steps"));
+  EXPECT_THAT(names_of(runs[1]), ElementsAre("double-unshards"));
+  EXPECT_THAT(runs[1]["notes"].dump(), HasSubstr("not of its devices"));
 }
 
 TEST_F(Report, AlignsClocksOfHosts) {
@@ -206,7 +217,7 @@ TEST_F(Report, WritesAPageThatNoNameCanBreak) {
                                            "\n");
   const auto ended = report({folder / "run"});
   EXPECT_EQ(ended.status, 0) << ended.err;
-  EXPECT_THAT(ended.out, AllOf(HasSubstr("llama on 4 ranks, done, 20 steps"), HasSubstr("run/report.html"), HasSubstr("run/trace.json")));
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("llama on 4 ranks, done, 125 steps"), HasSubstr("run/report.html"), HasSubstr("run/trace.json")));
   const auto page = read_file(folder / "run/report.html");
   EXPECT_THAT(page, AllOf(HasSubstr("\\u003c/script>\\u003cb>"), Not(HasSubstr("{{DATA}}")), Not(HasSubstr("http://localhost")),
                           Not(HasSubstr("src="))));

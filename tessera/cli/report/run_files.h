@@ -62,6 +62,8 @@ struct RecordedRun {
   std::vector<std::string> notes;
 
   int world() const { return static_cast<int>(ranks.size()); }
+  /// Whether the clock of the host, which writes the record, tells for how long ranks compute.
+  bool is_timed() const { return facts.value("device", "cpu") == "cpu"; }
 };
 
 /// How much of a run is read: all of it or, for a live view, the ends of its files without traces.

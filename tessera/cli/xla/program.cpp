@@ -19,7 +19,6 @@
 #include "tessera/base/words.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/known_words.h"
-#include "tessera/train/progress_line.h"
 
 namespace tessera::cli {
 namespace {
@@ -143,16 +142,16 @@ void print_cuts(const Json& run) {
 void print_figures(const Json& figures) {
   if (!figures.contains("memory")) return;  // the program was traced, but not compiled
   const auto& memory = figures.at("memory");
-  const auto bytes = [&](const char* name) { return train::short_bytes(memory.at(name).get<double>()); };
+  const auto bytes = [&](const char* name) { return size_text(memory.at(name).get<double>()); };
   fmt::print("memory     {} arguments, {} outputs, {} of them in the place of arguments, {} temporary, {} code\n", bytes("arguments"),
              bytes("outputs"), bytes("aliased"), bytes("temporary"), bytes("code"));
   if (memory.at("peak") != 0) fmt::print("peak       {}\n", bytes("peak"));
   const auto& cost = figures.at("cost");
   if (cost.contains("flops")) fmt::print("flops      {:.4g}\n", cost.at("flops").get<double>());
-  if (cost.contains("bytes accessed")) fmt::print("accesses   {} of memory\n", train::short_bytes(cost.at("bytes accessed").get<double>()));
+  if (cost.contains("bytes accessed")) fmt::print("accesses   {} of memory\n", size_text(cost.at("bytes accessed").get<double>()));
   const auto collectives = figures.value("collectives", Json::object());
   for (const auto& [name, all] : collectives.items()) {
-    fmt::print("{:<10} {}, {}\n", name, all.at("count").get<int>(), train::short_bytes(all.at("bytes").get<double>()));
+    fmt::print("{:<10} {}, {}\n", name, all.at("count").get<int>(), size_text(all.at("bytes").get<double>()));
   }
 }
 

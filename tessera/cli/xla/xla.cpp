@@ -9,12 +9,12 @@
 #include "tessera/base/error.h"
 #include "tessera/base/input_file.h"
 #include "tessera/cli/help.h"
+#include "tessera/base/words.h"
 #include "tessera/cli/known_words.h"
 #include "tessera/cli/packages.h"
 #include "tessera/cli/xla/apart.h"
 #include "tessera/cli/xla/program.h"
 #include "tessera/cli/xla/trace.h"
-#include "tessera/train/progress_line.h"
 #include "tessera/xla/pjrt/client.h"
 #include "tessera/xla/pjrt/figures.h"
 #include "tessera/xla/pjrt/program_cache.h"
@@ -42,7 +42,7 @@ struct XlaFlags {
   }
 };
 
-std::string gigabytes(int64_t bytes) { return train::short_bytes(static_cast<double>(bytes)); }
+std::string gigabytes(int64_t bytes) { return size_text(static_cast<double>(bytes)); }
 pjrt::Plugin plugin_of(const XlaFlags& flags) {
   if (!flags.plugin.empty()) return pjrt::Plugin::load(flags.plugin);
   const auto known = pjrt::Topology::plugin_for(flags.topology);

@@ -14,12 +14,6 @@ using nlohmann::json;
 
 constexpr const char* kOutcomes[] = {"running", "done", "failed"};
 
-std::string time_text(double seconds) {
-  if (seconds < 1e-3) return fmt::format("{:.0f} us", seconds * 1e6);
-  if (seconds < 1) return fmt::format("{:.1f} ms", seconds * 1e3);
-  return fmt::format("{:.1f} s", seconds);
-}
-
 /// One operation in the report of a rank.
 struct Line {
   uint64_t group = 0, sequence = 0;
@@ -40,17 +34,17 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Rank, place, since, inside, trace, operations
 std::string where(const Rank& rank) {
   const auto place = [&] {
     if (rank.place.empty()) return std::string("is before its first unit");
-    if (rank.inside) return fmt::format("is in {} for {}", rank.place, time_text(rank.since));
-    return fmt::format("was last in {}, {} ago", rank.place, time_text(rank.since));
+    if (rank.inside) return fmt::format("is in {} for {}", rank.place, duration_text(rank.since));
+    return fmt::format("was last in {}, {} ago", rank.place, duration_text(rank.since));
   };
   auto text = place();
   const auto running = std::ranges::find(rank.operations, "running", &Line::outcome);
   if (running != rank.operations.end())
-    return text + fmt::format("; waits for {} in {} (operation {})", time_text(running->ago), running->what, running->sequence);
+    return text + fmt::format("; waits for {} in {} (operation {})", duration_text(running->ago), running->what, running->sequence);
   if (rank.operations.empty()) return text + "; has begun no operation";
   const auto& last = rank.operations.back();
   return text + fmt::format("; in no operation, the last was {} (operation {}), which {} {} ago", last.what, last.sequence,
-                            last.outcome == "done" ? "ended" : "failed", time_text(last.ago - last.took));
+                            last.outcome == "done" ? "ended" : "failed", duration_text(last.ago - last.took));
 }
 
 /// Describes the first operation of a group that differs between the ranks that have recorded it. Operations before the last one that the
@@ -109,8 +103,8 @@ std::string flight_report(const std::map<int, std::string>& texts, int world_siz
     report += fmt::format("the last operations of rank {}:\n", number);
     const auto shown = std::min<size_t>(rank.operations.size(), 8);
     for (auto line = rank.operations.end() - static_cast<ptrdiff_t>(shown); line != rank.operations.end(); line++) {
-      const auto took = line->outcome == "running" ? std::string() : fmt::format(", took {}", time_text(line->took));
-      report += fmt::format("  {} {}: {}, began {} ago{}\n", line->sequence, line->what, line->outcome, time_text(line->ago), took);
+      const auto took = line->outcome == "running" ? std::string() : fmt::format(", took {}", duration_text(line->took));
+      report += fmt::format("  {} {}: {}, began {} ago{}\n", line->sequence, line->what, line->outcome, duration_text(line->ago), took);
     }
   }
   for (const auto& [number, rank] : ranks) {

@@ -110,21 +110,25 @@ struct PeerMonitor::State {
       answer(store->get_to_str(request_key(number)));
       answered.insert(number);
     }
-    // If the process has several worlds, one of them answers the signal. Ranks that get it at the same time make one report.
+    // If the process has several worlds, one of them answers the signal. Ranks that get it at the same time make one report: answer() drops
+    // the signal of a rank that looks later than another one.
     if (signals_seen.exchange(0) > 0) investigate({.name = fmt::format("{}{}", kSignal, requests), .reason = "SIGUSR2"});
   }
 
   void answer(const std::string& incident) {
     if (!told.insert(incident).second) return;
-    store->set(answer_key(incident, identity.rank), flight_answer(record->snapshot(), trace(incident)));
-  }
-
-  /// Writes the trace if the incident asks for it, and returns where.
-  std::string trace(const std::string& incident) const try {
-    if (!incident.starts_with(kSignal) && record->run.empty()) return {};
-    return write_trace(*record).string();
-  } catch (const std::exception& error) {
-    return first_line(error);
+    const bool is_signal = incident.starts_with(kSignal), writes = is_signal || !record->run.empty();
+    if (is_signal) signals_seen = 0;
+    const auto say = [&](const std::string& trace) {
+      store->set(answer_key(incident, identity.rank), flight_answer(record->snapshot(), trace));
+    };
+    say(writes ? trace_path(*record).string() : "");  // before it is written, because others wait for the answer for some seconds only
+    if (!writes) return;
+    try {
+      write_trace(*record);
+    } catch (const std::exception& error) {
+      say(first_line(error));
+    }
   }
 
   /// Asks all ranks for their records. The first rank that reports the incident logs the text, and other ranks that report it wait until

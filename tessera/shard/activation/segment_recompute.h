@@ -35,7 +35,7 @@ class SegmentRecompute final : public SegmentPass {
   void repeat_kept(const ForwardRecord::Kept& kept, const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below,
                    Stack& stack);
 
-  const simulate::Uncounted uncounted_;  // what runs again is no work of the model
+  const simulate::Uncounted uncounted_;  // what runs again is not the work of the model
   Slots* const slots_;
   SegmentRecompute* const outer_;
   SequenceCheck check_;

@@ -13,7 +13,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/tied.h"
 #include "tessera/comm/record.h"
-#include "tessera/comm/simulation.h"
 #include "tessera/shard/dispatch/watcher.h"
 #include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/parameter_meta.h"
@@ -22,17 +21,6 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kPassNames[] = {"no pass", "forward", "a forward without gradients", "backward"};
-
-/// Tells a dry run of a unit.
-void tell(Simulation& simulation, Unit& unit) {
-  uint64_t numel = 0, shard = 0;
-  for (const auto& group : unit.groups()) {
-    shard += group.own.nbytes();
-    for (const auto& parameter : group.parameters) numel += static_cast<uint64_t>(parameter.span.numel);
-  }
-  const auto& memory = unit.memory();
-  simulation.add_unit(unit.name(), numel, memory.unsharded_bytes(unit.buffers()), shard, memory.residence);
-}
 
 /// Ends a backward pass of a schedule, once. A callback of the autograd engine owns it: the engine calls now() when the pass is complete,
 /// or destroys the callback when it gives the pass up.
@@ -101,7 +89,6 @@ void Schedule::end_backward(uint64_t number, bool complete) {
   finish_reductions();
   watch_->earlier.note_end_of_pass();
   if (complete && settings_.tracing.cuts_after_backward) settings_.world.step_done();
-  if (auto* const simulation = Simulation::current(); simulation != nullptr && complete) simulation->backward_done();
   if (complete) settings_.world.record()->end_backward(this);
 }
 
@@ -109,7 +96,6 @@ void Schedule::visit(Unit& unit) {
   if (visited_ != nullptr && visited_ != &unit) state_of(*visited_).casts.clear();
   visited_ = &unit;
   unit.mesh().world().enter(kPassNames[static_cast<size_t>(pass_)], unit.name());
-  if (auto* const simulation = Simulation::current()) tell(*simulation, unit);
   state_of(unit).note_early(UnitState::Early::No);
   state_of(unit).note_use(pass_number_);
   if (!order(pass_).record(&unit)) misses_++;
@@ -488,6 +474,7 @@ void Schedule::join(Unit& unit, std::shared_ptr<UnitState> state) {
   unit.attach(shared_from_this(), std::move(state));
   state_of(unit).reduction.watch(watch_);
   members_.push_back(&unit);
+  figures_.reset();
   if (std::exchange(is_recorded_, true)) return;
   settings_.world.record()->add_model([weak = weak_from_this()](ModelFigures& figures) {
     const auto schedule = weak.lock();
@@ -496,18 +483,10 @@ void Schedule::join(Unit& unit, std::shared_ptr<UnitState> state) {
   });
 }
 
-void Schedule::count(ModelFigures& figures) {
-  const auto held = lock();
-  auto& [all, memory, sums] = figures;
-  sums["misses"] += misses_;
-  memory["unsharded"] += live_counters_.peak_bytes;
+std::vector<UnitFigures> Schedule::figures_of_members() const {
+  std::vector<UnitFigures> all;
   const bool has_root = std::ranges::any_of(members_, [](Unit* unit) { return state_of(*unit).is_root; });
   for (auto* unit : members_) {
-    const auto& counters = unit->counters();
-    sums["gathers"] += counters.gathers;
-    sums["reductions"] += counters.reductions;
-    sums["gathered_bytes"] += counters.gathered_bytes;
-    sums["cancelled"] += counters.cancelled;
     auto& own = all.emplace_back();
     own.name = unit->name();
     own.unsharded = unit->memory().unsharded_bytes(unit->buffers());
@@ -519,11 +498,31 @@ void Schedule::count(ModelFigures& figures) {
       const std::string dtype = c10::toString(group.unsharded_dtype);
       if (own.dtype.find(dtype) == std::string::npos) own.dtype += (own.dtype.empty() ? "" : "+") + dtype;
       for (const auto& parameter : group.parameters) own.parameters += parameter.span.numel;
+    }
+  }
+  return all;
+}
+
+/// Called in the program's thread, many times a second.
+void Schedule::count(ModelFigures& figures) {
+  const auto held = lock();
+  auto& [models, memory, sums] = figures;
+  if (!figures_) figures_ = std::make_shared<const std::vector<UnitFigures>>(figures_of_members());
+  models.push_back(figures_);
+  sums["misses"] += misses_;
+  memory["unsharded"] += live_counters_.peak_bytes;
+  for (auto* unit : members_) {
+    const auto& counters = unit->counters();
+    sums["gathers"] += counters.gathers;
+    sums["reductions"] += counters.reductions;
+    sums["gathered_bytes"] += counters.gathered_bytes;
+    sums["cancelled"] += counters.cancelled;
+    for (const auto& group : unit->groups()) {
+      memory["shards"] += group.own.nbytes();
       for (const auto& parameter : group.listed()) {
         if (const auto& gradient = parameter.shard.grad(); gradient.defined()) memory["gradients"] += gradient.nbytes();
       }
     }
-    memory["shards"] += own.shard;
   }
 }
 
@@ -564,6 +563,7 @@ void Schedule::forget(const Unit& unit, uint64_t held_bytes) {
   std::erase(arriving_, &unit);
   std::erase(written_, &unit);
   std::erase(members_, &unit);
+  figures_.reset();
   std::erase(to_reduce_, &unit);
   ready_.erase(&unit);
   for (auto& order : orders_) order = UseOrder(order.pass());

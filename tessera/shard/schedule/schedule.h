@@ -27,6 +27,7 @@ class Module;
 namespace tessera {
 
 struct ModelFigures;
+struct UnitFigures;
 
 using WeakModule = std::weak_ptr<const torch::nn::Module>;
 
@@ -137,6 +138,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void join(Unit& unit, std::shared_ptr<UnitState> state);
   /// Adds the figures of the units to those of this rank.
   void count(ModelFigures& figures);
+  std::vector<UnitFigures> figures_of_members() const;
   /// `held_bytes`: the memory that the unit has beyond its shards.
   void forget(const Unit& unit, uint64_t held_bytes);
   Pass pass_now() const;
@@ -186,6 +188,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   uint64_t misses_ = 0;
   const std::shared_ptr<GradientWatch> watch_;
   std::vector<Unit*> members_;
+  std::shared_ptr<const std::vector<UnitFigures>> figures_;  // of the members; null until they are counted
   bool is_recorded_ = false;  // whether the record of this rank knows the schedule
   Sweep sweep_;
   std::vector<WeakModule> watched_;
