@@ -108,7 +108,7 @@ class DryRun final : public Simulation, OperatorCosts {
   void report() {
     if (std::exchange(reported_, true)) return;
     if (outcome_.steps == 0 && trains_) take_step();
-    outcome_.units = world_->record()->figures().units;
+    for (const auto& model : world_->record()->figures().models) outcome_.units.insert(outcome_.units.end(), model->begin(), model->end());
     outcome_.computed = computed_operators();
     const auto text = out_.empty() ? outcome_.to_text() : outcome_.to_json();
     auto* const file = out_.empty() ? stdout : std::fopen(out_.c_str(), "w");
