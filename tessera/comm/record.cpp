@@ -1,13 +1,16 @@
 #include "tessera/comm/record.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <array>
+#include <charconv>
 #include <utility>
 
 #include "tessera/base/clock.h"
+#include "tessera/base/fd.h"
 #include "tessera/base/last_words.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/control/envelope.h"
@@ -257,8 +260,14 @@ std::string_view name(Activity activity) {
 }
 
 uint64_t resident_bytes() {
-  uint64_t pages = 0, resident = 0;
-  std::ifstream("/proc/self/statm") >> pages >> resident;
+  // Without a stream, which would allocate memory in each step.
+  const Fd file(::open("/proc/self/statm", O_RDONLY | O_CLOEXEC));
+  std::array<char, 128> text{};
+  if (!file || ::read(file.get(), text.data(), text.size() - 1) <= 0) return 0;
+  const std::string_view numbers(text.data());
+  uint64_t resident = 0;
+  const auto second = numbers.find(' ') + 1;  // of the numbers, which count pages
+  std::from_chars(numbers.data() + second, numbers.data() + numbers.size(), resident);
   return resident * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 

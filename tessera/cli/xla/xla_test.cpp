@@ -55,7 +55,7 @@ TEST(XlaCommand, SaysWhatAProgramNeeds) {
   EXPECT_EQ(found.at("memory").at("arguments"), 8);
   EXPECT_EQ(found.at("operations").at("all-reduce"), 1);
   EXPECT_TRUE(found.at("notes").empty());
-  EXPECT_THAT(xla({"compile", program, "--topology", "cpu:4"}).out, ContainsRegex("replicas +4\n.*all-reduce +1, 8.0 B\n"));
+  EXPECT_THAT(xla({"compile", program, "--topology", "cpu:4"}).out, ContainsRegex("replicas +4\n.*all-reduce +1, 8 B\n"));
   const auto small = xla({"compile", program, "--topology", "cpu:2", "--replicas", "4"});
   EXPECT_EQ(small.status, 1);
   EXPECT_THAT(small.err, HasSubstr("4 replicas do not fit on the 2 devices of cpu:2"));
