@@ -160,7 +160,7 @@ TEST(Advice, NamesAUnitThatIsTooLargeAndWhatItsPartsWouldSave) {
   const auto advice = advice_on_units(units);
   ASSERT_EQ(advice.size(), 1);
   EXPECT_EQ(advice[0].units, std::vector<std::string>{"b"});
-  EXPECT_THAT(advice[0].evidence, ::testing::HasSubstr("the peak would be 48.0 MB in place of 78.0 MB"));
+  EXPECT_THAT(advice[0].evidence, ::testing::HasSubstr("the peak would be 48 MB in place of 78 MB"));
   EXPECT_EQ(advice[0].change, "tessera::fully_shard(model, options, tessera::wrap_classes({\"Block\", \"Inner\"}));");
   large.parts.clear();
   EXPECT_THAT(names_of(advice_on_units(units)), ::testing::IsEmpty()) << "a layer that can't be divided";

@@ -138,7 +138,7 @@ TEST(Progress, ShowsTheItemsOfAStepAndValuesWithTheirUnit) {
   Progress progress({.steps = 10, .items_per_step = 4096, .items = "tokens", .line_every = 1}, fake.display());
   fake.now += 1s;
   progress.update(1, {{"memory", 3.21e9, Unit::Bytes}, {"mfu", 0.413, Unit::Part}});
-  EXPECT_EQ(fake.taken(), "step 1/10 memory 3.2 GB 41 % MFU 4.1k tokens/s 0:09 left\n");
+  EXPECT_EQ(fake.taken(), "step 1/10 memory 3.21 GB 41 % MFU 4.1k tokens/s 0:09 left\n");
 }
 
 TEST(Progress, StepsThatAreSkippedCount) {
