@@ -37,7 +37,7 @@ void put_out(const std::string& text) {
 }
 
 int watch(const std::filesystem::path& folder) {
-  frame_of(folder, {});  // throws if there is no run
+  frame_of(folder, {});  // throws if the folder has no run
   const RawTerminal terminal;
   // The screen so far moves up, where it can be read later.
   put_out(std::string(static_cast<size_t>(view_of_terminal().rows), '\n') + "\033[?25l");

@@ -11,7 +11,7 @@ namespace tessera {
 
 class Communicator;
 
-/// What memory is for.
+/// The use of memory.
 enum class MemoryKind : uint8_t { Parameters, Gradients, Optimizer, Unsharded, Reduction, Activations };
 inline constexpr size_t kMemoryKinds = 6;
 constexpr std::string_view name(MemoryKind kind) {

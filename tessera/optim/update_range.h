@@ -43,7 +43,7 @@ inline UpdateRange part_of(const UpdateRange& all, int64_t begin, int64_t count)
           .count = count};
 }
 
-/// What an update reads and writes.
+/// The bytes that an update reads and writes.
 inline uint64_t bytes_of(const UpdateRange& all) {
   const auto width = 3 + (all.first != nullptr ? 2 : 0) + (all.second != nullptr ? 2 : 0);
   return static_cast<uint64_t>(all.count) * (sizeof(float) * static_cast<uint64_t>(width) + (all.cast_copy != nullptr ? 2 : 0));

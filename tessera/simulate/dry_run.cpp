@@ -161,7 +161,7 @@ class DryRun final : public Simulation, OperatorCosts {
   [[noreturn]] void end() {
     report();
     std::fflush(nullptr);
-    ::_exit(0);  // the program would go on with values that nobody has computed
+    ::_exit(0);  // the program would continue with values that nobody has computed
   }
 
   const Machine machine_;

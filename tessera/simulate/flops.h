@@ -11,7 +11,7 @@
 
 namespace tessera::simulate {
 
-/// What an operator computes, if it counts.
+/// The work of an operator that counts.
 struct Product {
   double flops = 0;
   double smallest_side = 0;  // of the matrices

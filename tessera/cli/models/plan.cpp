@@ -109,7 +109,7 @@ class PlanCommand {
   }
 
  private:
-  /// What a rank may use; 0 if unknown. A rank has a GPU at most, even on a host with fewer ranks than GPUs.
+  /// The memory that a rank may use; 0 if unknown. A rank has one GPU at most, even on a host with fewer ranks than GPUs.
   double memory_of(int world) const {
     if (flags_.memory > 0) return static_cast<double>(flags_.memory);
     return machine_.memory / (machine_.kind == "gpu" ? std::max(here_, machine_.ranks_per_host) : std::min(here_, world));

@@ -1,4 +1,4 @@
-// What a recorded run says about itself: sums per rank, what each unit costs, who waited for whom, and advice with its evidence.
+// Analyses a recorded run: sums per rank, the cost of each unit, who waited for whom, and advice with its evidence.
 #pragma once
 
 #include <limits>
@@ -10,7 +10,7 @@
 
 namespace tessera::cli::reports {
 
-/// What a unit costs in a step, in seconds, as a mean over the ranks that have whole steps in their traces.
+/// The cost of a unit in a step, in seconds, as a mean over the ranks that have whole steps in their traces.
 struct UnitCost {
   double gathers = 0, transfer = 0;  // all-gathers, and how long they took once all ranks had begun them
   double compute = 0, waits = 0;     // waits: of the program, for parameters and for gradients
