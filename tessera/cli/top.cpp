@@ -26,8 +26,8 @@ reports::TopView view_of_terminal() {
   return view;
 }
 
-std::string frame_of(const std::filesystem::path& folder, const reports::TopView& view) {
-  return reports::top_frame(reports::read_run(folder, reports::Extent::Ends), unix_now(), view);
+reports::RecordedRun run_of(const std::filesystem::path& folder) {
+  return reports::read_run(folder, reports::Extent::Ends);
 }
 
 /// Writes at once, so that a terminal never shows half a frame.
@@ -37,15 +37,17 @@ void put_out(const std::string& text) {
 }
 
 int watch(const std::filesystem::path& folder) {
-  frame_of(folder, {});  // throws if the folder has no run
+  run_of(folder);  // throws if the folder has no run
   const RawTerminal terminal;
   // The screen so far moves up, where it can be read later.
   put_out(std::string(static_cast<size_t>(view_of_terminal().rows), '\n') + "\033[?25l");
   while (true) {
     // Lines are overwritten, and not cleared first, so that nothing flickers.
+    const auto run = run_of(folder);
     std::string text = "\033[H";
-    for (const char c : frame_of(folder, view_of_terminal())) text += c == '\n' ? "\033[K\n" : std::string(1, c);
+    for (const char c : reports::top_frame(run, unix_now(), view_of_terminal())) text += c == '\n' ? "\033[K\n" : std::string(1, c);
     put_out(text + "\033[J");
+    if (run.facts.value("status", "") == "done") return 0;
     pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
     if (::poll(&input, 1, 1000) <= 0) continue;
     const auto key = terminal.read_key();
@@ -67,7 +69,7 @@ void add_top_command(CLI::App& app, std::function<int()>& chosen) {
   command->callback([&chosen, run] {
     chosen = [run] {
       if (::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0) return watch(*run);
-      put_out(frame_of(*run, view_of_terminal()));
+      put_out(reports::top_frame(run_of(*run), unix_now(), view_of_terminal()));
       return 0;
     };
   });

@@ -149,10 +149,10 @@ TEST(Top, WithoutATerminalPrintsOnce) {
   EXPECT_THAT(ended.out, AllOf(HasSubstr("llama  2 ranks  shm  step 100"), Not(HasSubstr("\x1b"))));
 }
 
-TEST(Top, OnATerminalStaysUntilItIsEnded) {
+TEST(Top, OnATerminalStaysUntilItOrTheRunIsEnded) {
   const Folder folder;
-  for (const std::string how : {"q", "\x03", "signal"}) {
-    write_run(folder, 2, "done");
+  for (const std::string how : {"q", "\x03", "signal", "done"}) {
+    write_run(folder, 2);
     OnTerminal terminal(top({folder.path()}), {{"TERM", "xterm"}, {"LC_ALL", "C"}});
     terminal.wait_for({"\x1b[Hllama  2 ranks"});
     const winsize small{.ws_row = 10, .ws_col = 30, .ws_xpixel = 0, .ws_ypixel = 0};
@@ -160,6 +160,8 @@ TEST(Top, OnATerminalStaysUntilItIsEnded) {
     terminal.wait_for({"\x1b[Hllama  2 ranks  shm  step 100\x1b[K"});
     if (how == "signal") {
       ::kill(terminal.process.pid(), SIGTERM);
+    } else if (how == "done") {
+      write_run(folder, 2, "done");
     } else {
       EXPECT_EQ(::write(terminal.keyboard.get(), how.data(), 1), 1);
     }

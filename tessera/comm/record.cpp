@@ -39,6 +39,16 @@ uint64_t bytes_of(const Envelope& envelope) {
   }
 }
 
+/// Returns the difference of both clocks. A pause between two looks makes it smaller, so the largest of some is the best.
+double steady_to_unix() {
+  double most = std::numeric_limits<double>::lowest();
+  for (int look = 0; look < 20; look++) {
+    const auto unix = unix_now();
+    most = std::max(most, unix - seconds_now());
+  }
+  return most;
+}
+
 }  // namespace
 
 struct Record::Details {
@@ -46,7 +56,7 @@ struct Record::Details {
   Envelope envelope = {};
 };
 
-Record::Record() : ring_(new Entry[kEntries]), details_(kDetailed), to_unix_(unix_now() - seconds_now()) {}
+Record::Record() : ring_(new Entry[kEntries]), details_(kDetailed), to_unix_(steady_to_unix()) {}
 Record::~Record() = default;
 
 /// Returns a copy of the text that lasts as long as the record.

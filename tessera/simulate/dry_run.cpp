@@ -61,7 +61,6 @@ class DryRun final : public Simulation, OperatorCosts {
 
   const Communicator& world() const { return *world_; }
 
-
   void begin_operation() override {
     clocks.queue = std::max(clocks.queue, clocks.now);
     clocks.in_operation = true;
@@ -101,6 +100,7 @@ class DryRun final : public Simulation, OperatorCosts {
     } else {
       place_ = fmt::format("{} of {}", phase, unit);
     }
+    if (std::exchange(phase_, phase) != phase) take_units();
     const auto memory = memory_in_use().all();
     step_.schedule.push_back({.phase = std::string(phase), .unit = std::string(unit), .begin = clocks.now - begin_, .memory = memory});
   }
@@ -108,7 +108,6 @@ class DryRun final : public Simulation, OperatorCosts {
   void report() {
     if (std::exchange(reported_, true)) return;
     if (outcome_.steps == 0 && trains_) take_step();
-    for (const auto& model : world_->record()->figures().models) outcome_.units.insert(outcome_.units.end(), model->begin(), model->end());
     outcome_.computed = computed_operators();
     const auto text = out_.empty() ? outcome_.to_text() : outcome_.to_json();
     auto* const file = out_.empty() ? stdout : std::fopen(out_.c_str(), "w");
@@ -149,6 +148,12 @@ class DryRun final : public Simulation, OperatorCosts {
   /// The present use of a unit; one that nobody reads before the first.
   UnitUse& present() { return step_.schedule.empty() ? before_ : step_.schedule.back(); }
 
+  /// Called while there are models: some programs end without them.
+  void take_units() {
+    outcome_.units.clear();
+    for (const auto& model : world_->record()->figures().models) outcome_.units.insert(outcome_.units.end(), model->begin(), model->end());
+  }
+
   /// The step so far becomes the outcome.
   void take_step() {
     step_.step = clocks.now - begin_;
@@ -169,7 +174,7 @@ class DryRun final : public Simulation, OperatorCosts {
   Outcome outcome_;
   StepOutcome step_;  // the present one
   UnitUse before_;
-  std::string place_ = "the start";
+  std::string place_ = "the start", phase_;
   double begin_ = 0;  // of the present step
   bool trains_ = false, reported_ = false;
   std::optional<Communicator> world_;

@@ -112,8 +112,8 @@ class Report(unittest.TestCase):
                 open_until.append(begin - minus)
         whole = [calls for calls in operations.values() if len(calls) == 4]
         self.assertGreater(len(whole), 100)
-        for calls in whole:  # none ends before all have begun
-            self.assertLessEqual(max(begin for begin, _ in calls), min(end for _, end in calls) + 1)
+        for calls in whole:  # none ends before all have begun, by clocks that each process has read for itself
+            self.assertLessEqual(max(begin for begin, _ in calls), min(end for _, end in calls) + 100)
 
     def test_perfetto(self):
         try:

@@ -14,9 +14,10 @@ namespace tessera {
 namespace {
 
 constexpr auto kMpiHangs = std::chrono::seconds(2);  // then a call that has not returned will not
-// The thread looks for ended calls at once, and then after longer and longer pauses. Without calls it looks rarely.
+// The thread looks for ended calls at once, and then after longer and longer pauses. It looks rarely if nobody waits for a call: MPICH aborts
+// in MPI_Finalize if another thread is in MPI just then.
 constexpr int kEagerRounds = 50;
-constexpr std::chrono::microseconds kShortestMpiPause(20), kLongestMpiPause(1000), kIdleMpiPause(20'000);
+constexpr std::chrono::microseconds kShortestMpiPause(20), kLongestMpiPause(1000), kShortestIdlePause(20'000), kLongestIdlePause(1'000'000);
 
 }  // namespace
 
@@ -88,13 +89,16 @@ void MpiThread::halt(std::string_view why) {
 void MpiThread::rest(std::unique_lock<std::mutex>& lock) {
   const auto is_needed = [&] { return !fresh_.empty() || !halted_.empty(); };
   if (!has_mpi_ && pending_.empty()) return wake_.wait(lock, is_needed);
-  if (!pending_.empty() && quiet_rounds_ < kEagerRounds) {
+  const bool is_awaited = std::ranges::any_of(pending_, [](const auto& call) { return call.use_count() > 1; });
+  if (is_awaited && quiet_rounds_ < kEagerRounds) {
     lock.unlock();
     std::this_thread::yield();
     return lock.lock();
   }
-  const int doublings = std::min(quiet_rounds_ - (pending_.empty() ? 0 : kEagerRounds), 10);
-  wake_.wait_for(lock, std::min(kShortestMpiPause * (1 << doublings), pending_.empty() ? kIdleMpiPause : kLongestMpiPause), is_needed);
+  const int doublings = std::min(quiet_rounds_ - (is_awaited ? kEagerRounds : 0), 10);
+  const auto pause = is_awaited ? std::min(kShortestMpiPause * (1 << doublings), kLongestMpiPause)
+                                : std::min(kShortestIdlePause * (1 << doublings), kLongestIdlePause);
+  wake_.wait_for(lock, pause, is_needed);
 }
 
 void MpiThread::serve() {

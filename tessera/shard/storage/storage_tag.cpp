@@ -149,7 +149,7 @@ void TaggedStorage::attach(MemoryPtr memory) {
 
 void TaggedStorage::release() {
   // With TESSERA_POISON=1, code that still reads through a raw pointer sees NaN.
-  static const bool poison = env_int("TESSERA_POISON", 0, 1).value_or(0) == 1;
+  static const bool poison = env_int("TESSERA_POISON", 0, 1).value_or(0) == 1 && Simulation::current() == nullptr;
   if (owns_memory()) {
     if (poison && device_type() == c10::kCPU && nbytes() > 0) std::memset(memory_->get(), 0xFF, nbytes());
     retire(std::move(memory_), nbytes(), Event::record(device()));
