@@ -27,6 +27,7 @@ int main(int argc, char** argv) {
   tessera::cli::add_command_of("xla", "xla", app, chosen);
   tessera::cli::add_env_command(app, chosen);
   tessera::cli::add_completion_command(app, chosen);
+  tessera::cli::add_manual_command(app, chosen);
   auto* version = app.add_subcommand("version", "Prints the version, as --version does");
   version->callback([&chosen] {
     chosen = [] { return std::puts(TESSERA_VERSION) < 0 ? tessera::cli::kFailed : 0; };
