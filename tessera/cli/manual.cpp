@@ -67,11 +67,12 @@ std::vector<const CLI::App*> listed_commands(const CLI::App& app) {
 }
 
 /// Returns the page of a command. `above` are the commands above it, such as "tessera ckpt ".
-std::string manual_page(const CLI::App& app, const std::string& above) {
+std::string manual_page(const CLI::App& app, const std::string& above, const std::string& version) {
   const auto path = above + app.get_name();
   const auto name = CLI::detail::find_and_replace(path, " ", "-");
   const auto first = app.get_description().substr(0, app.get_description().find(". "));
-  auto page = fmt::format(".TH {} 1 \"\" \"Tessera {}\" \"Tessera\"\n.SH NAME\n{} \\- {}\n", upper_case(name), TESSERA_VERSION, for_troff(name), for_troff(first));
+  auto page = fmt::format(".TH {} 1 \"\" \"Tessera {}\" \"Tessera\"\n.SH NAME\n{} \\- {}\n", upper_case(name), version,
+                          for_troff(name), for_troff(first));
   page += fmt::format(".SH SYNOPSIS\n{}\n.SH DESCRIPTION\n{}", for_troff(usage_of(app, above)), paragraphs_of_manual(app.get_description() + "\n"));
   for (const auto& group : app.get_groups()) {
     const auto flags = app.get_options([&](const CLI::Option* one) { return one->nonpositional() && !group.empty() && one->get_group() == group; });
@@ -91,14 +92,14 @@ std::string manual_page(const CLI::App& app, const std::string& above) {
   return page;
 }
 
-void write_manual(const CLI::App& app, const std::string& above, const std::filesystem::path& folder) {
+void write_manual(const CLI::App& app, const std::string& above, const std::string& version, const std::filesystem::path& folder) {
   const auto path = above + app.get_name();
   const auto file = folder / (CLI::detail::find_and_replace(path, " ", "-") + ".1");
   std::ofstream page(file);
-  page << manual_page(app, above);
+  page << manual_page(app, above, version);
   page.close();
   if (!page) throw IoError("{} can't be written", file.string());
-  for (const auto* command : listed_commands(app)) write_manual(*command, path + " ", folder);
+  for (const auto* command : listed_commands(app)) write_manual(*command, path + " ", version, folder);
 }
 
 }  // namespace
@@ -114,7 +115,7 @@ void add_manual_command(CLI::App& app, std::function<int()>& chosen) {
       std::error_code failed;
       std::filesystem::create_directories(*folder, failed);
       if (failed) throw IoError("{} can't be made: {}", *folder, failed.message());
-      write_manual(app, "", *folder);
+      write_manual(app, "", app.version(), *folder);
       return 0;
     };
   });
