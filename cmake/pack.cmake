@@ -11,10 +11,6 @@ set(CPACK_PACKAGE_NAME tessera)
 set(CPACK_PACKAGE_VENDOR "Tessera")
 set(CPACK_PACKAGE_CONTACT "The Tessera authors <tessera@localhost>")
 set(CPACK_PACKAGE_FILE_NAME "tessera-${PROJECT_VERSION}-${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR}")
-set(CPACK_PACKAGE_DESCRIPTION "Library, headers and the command tessera.
-It loads libtorch ${Libtorch_VERSION}, which is in no package of Debian: install the wheel
-torch==${Libtorch_VERSION} or the archive of pytorch.org, and link its folder, which has
-include/ and lib/, to /opt/torch. CMake takes another folder by TESSERA_TORCH.")
 set(CPACK_STRIP_FILES ON)
 # The packages find libtorch where their users have it, and do not name the folder of this build.
 set(CPACK_PRE_BUILD_SCRIPTS "${PROJECT_SOURCE_DIR}/cmake/pack_movable.cmake")
@@ -29,9 +25,15 @@ set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS "${Libtorch_ROOT}/lib" "${PROJECT_BINARY_DIR}/lib")
 set(CPACK_DEBIAN_TESSERA_PACKAGE_NAME tessera)
+set(CPACK_DEBIAN_TESSERA_DESCRIPTION "${PROJECT_DESCRIPTION}
+Library, headers and the command tessera.
+It loads libtorch ${Libtorch_VERSION}, which is in no package of Debian: install the wheel
+torch==${Libtorch_VERSION} or the archive of pytorch.org, and link its folder, which has
+include/ and lib/, to /opt/torch. CMake takes another folder by TESSERA_TORCH.")
 set(CPACK_DEBIAN_MPI_PACKAGE_NAME tessera-mpi)
 set(CPACK_DEBIAN_MPI_PACKAGE_DEPENDS "tessera (= ${PROJECT_VERSION})")
-set(CPACK_COMPONENT_MPI_DESCRIPTION "Modules by which Tessera's ranks talk over Open MPI and MPICH.")
+set(CPACK_DEBIAN_MPI_DESCRIPTION "Tessera over MPI
+Modules by which Tessera's ranks talk over Open MPI and MPICH.")
 file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/deb/postinst" @ONLY CONTENT [[#!/bin/sh
 set -e
 if [ "$1" = configure ] && [ ! -e /opt/torch/lib/libtorch_cpu.so ]; then

@@ -606,7 +606,20 @@ if(NOT TESSERA_SANITIZE)
   set_tests_properties(plan/measured PROPERTIES TIMEOUT 600 PROCESSORS 2)
 endif()
 
-other_test(install/package COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/install/package.py" "${PROJECT_BINARY_DIR}")
+set(_installations package)
+set(_long "")
+if(NOT TESSERA_SANITIZE)
+  list(APPEND _installations packed projects ports)
+  if(TESSERA_LONG_TESTS)
+    set(_long --long)
+  endif()
+endif()
+foreach(_name IN LISTS _installations)
+  other_test(install/${_name} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/install/${_name}.py" "${PROJECT_BINARY_DIR}" ${_long})
+endforeach()
+if(_long)  # which builds the library once more
+  set_tests_properties(install/projects install/ports PROPERTIES RUN_SERIAL ON TIMEOUT 3600)
+endif()
 
 # The pages: their listings stand in the examples, and their command lines are run as a reader would.
 other_test(guides/listings COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" listings "${PROJECT_SOURCE_DIR}")

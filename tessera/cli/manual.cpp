@@ -26,6 +26,11 @@ std::string for_troff(const std::string& text) {
   return result;
 }
 
+std::string upper_case(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  return text;
+}
+
 /// Returns paragraphs. Lines that begin with a space stay as they are, and lines such as "Examples:" become headings.
 std::string paragraphs_of_manual(const std::string& text) {
   std::string result;
@@ -37,7 +42,7 @@ std::string paragraphs_of_manual(const std::string& text) {
       result += ".br\n" + for_troff(line) + "\n";
     } else if (line.ends_with(':') && line.find(' ') == std::string::npos) {
       line.pop_back();
-      result += ".SH " + line + "\n";
+      result += ".SH " + upper_case(line) + "\n";
     } else {
       result += for_troff(line) + "\n";
     }
@@ -47,11 +52,6 @@ std::string paragraphs_of_manual(const std::string& text) {
 
 std::string item_of_manual(const std::string& name, const std::string& text) {
   return ".TP\n\\fB" + for_troff(name) + "\\fR\n" + for_troff(text) + "\n";
-}
-
-std::string upper_case(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
-  return text;
 }
 
 /// Returns the line behind "Usage: " of the command's help.
