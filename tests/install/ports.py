@@ -82,6 +82,16 @@ def check_conan(folder):
     status, said = run(program, "launch", "-n", "2", program, "test")
     assert status == 0 and re.search(r"shm: 2 ranks.*errors +ok", said, re.S), said
 
+    (folder / "project").mkdir()
+    (folder / "project/conanfile.txt").write_text(f"[requires]\ntessera/{VERSION}\n[generators]\nCMakeToolchain\nCMakeDeps\n")
+    (folder / "project/CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.25)\nproject(Other LANGUAGES CXX)\n"
+                                                   "find_package(Tessera REQUIRED COMPONENTS core)\n")
+    status, said = conan("install", folder / "project", "--output-folder", folder / "out", "-c", f"user.tessera:torch={TORCH}")
+    assert status == 0, said
+    status, said = run("cmake", "-S", folder / "project", "-B", folder / "out/build", f"-DCMAKE_TOOLCHAIN_FILE={folder / 'out/conan_toolchain.cmake'}",
+                       "-DCMAKE_BUILD_TYPE=Release")
+    assert status == 0, said
+
 
 with tempfile.TemporaryDirectory() as name:
     check_vcpkg(pathlib.Path(name))
