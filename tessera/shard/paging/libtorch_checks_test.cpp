@@ -1,5 +1,5 @@
 // The start-up self-test holds with this libtorch, and says what does not hold with another one.
-#include "tessera/shard/paging/self_test.h"
+#include "tessera/shard/paging/libtorch_checks.h"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
@@ -17,7 +17,7 @@
 #include "tessera/shard/paging/paging.h"
 #include "tests/testing/transports.h"
 
-namespace tessera::testing::self_test_test {
+namespace tessera::testing::libtorch_checks_test {
 namespace {
 
 using ::testing::AllOf;
@@ -77,4 +77,4 @@ TEST(SelfTest, TakesALibtorchOfTheSameMinorVersion) {
 }
 
 }  // namespace
-}  // namespace tessera::testing::self_test_test
+}  // namespace tessera::testing::libtorch_checks_test

@@ -1,4 +1,4 @@
-#include "tessera/shard/paging/self_test.h"
+#include "tessera/shard/paging/libtorch_checks.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
