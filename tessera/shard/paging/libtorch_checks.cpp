@@ -34,9 +34,9 @@ bool calls_the_fallback_of_an_operand() {
     calls++;
     return std::optional<at::Tensor>();
   });
-  const auto input = two_ones().requires_grad_();
-  const auto output = at::linear(input, weight);
-  return calls == 1 && output.requires_grad() && output.sum().item<float>() == 2;
+  weight.set_requires_grad(true);
+  const auto row = at::embedding(weight, at::zeros({1}, at::TensorOptions().dtype(at::kLong).device(at::kCPU)));
+  return calls == 1 && row.grad_fn() != nullptr && row.const_data_ptr<float>()[1] == 1;
 }
 
 class CountingWatcher final : public Watcher {
@@ -68,8 +68,8 @@ template <class Act>
 bool is_refused(const Act& act, std::string_view words) {
   try {
     act();
-  } catch (const std::exception& error) {
-    return std::string_view(error.what()).find(words) != std::string_view::npos;
+  } catch (const c10::Error& error) {
+    return error.msg().find(words) != std::string::npos;  // what() would look for the names of all callers
   }
   return false;
 }
