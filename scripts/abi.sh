@@ -31,7 +31,7 @@ describe() {
   local name=$1 prefix=$2 header text="int of_the_abi() { return 0; }"$'\n'
   [ -e "$prefix/include/tessera/tessera.h" ] || fail "$prefix has no include/tessera/tessera.h; name a folder that cmake --install has filled."
   for header in tessera.h models.h vision.h extending.h xla/init.h; do
-    [ ! -e "$prefix/include/tessera/$header" ] || text+="#include \"tessera/$header\""$'\n'
+    [ ! -e "$prefix/include/tessera/$header" ] || text+="#include <tessera/$header>"$'\n'
   done
   "${CXX:-g++}" -std=c++20 -g -fno-eliminate-unused-debug-types -fPIC -shared -w -DUSE_DISTRIBUTED -DUSE_C10D_GLOO -DNDEBUG -I"$prefix/include" \
     -isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include" -Wl,--unresolved-symbols=ignore-all -x c++ - -o "$folder/$name.so" <<<"$text" ||

@@ -9,7 +9,7 @@ import tempfile
 
 ROOT, COMPILER = pathlib.Path(sys.argv[1]), sys.argv[2]
 HEADER = "namespace tessera {{\nstruct Options {{ int steps = 1; {member} double rate = 0; }};\nint train(const Options& options{argument});\n}}\n"
-SOURCE = '#include "tessera/tessera.h"\nnamespace tessera {{ int train(const Options&{argument}) {{ return 1; }} int {inner}() {{ return 2; }} }}\n'
+SOURCE = '#include <tessera/tessera.h>\nnamespace tessera {{ int train(const Options&{argument}) {{ return 1; }} int {inner}() {{ return 2; }} }}\n'
 
 
 def installation(folder, member="", argument="", inner="inner", library="libtessera.so"):
