@@ -127,8 +127,8 @@ bool counts_versions() {
 
 std::span<const LibtorchCheck> libtorch_checks() {
   static constexpr LibtorchCheck kChecks[] = {
-      {"call the fallback of the DeferredInit key, before autograd, for an operand that has the key", "parameters that are gathered when they are used",
-       &calls_the_fallback_of_an_operand},
+      {"call the fallback of the DeferredInit key, before autograd, for an operand that has the key",
+       "parameters that are gathered when they are used", &calls_the_fallback_of_an_operand},
       {"call the fallback of the DeferredInit key for a thread that includes the key", "deferred_init and activation checkpointing",
        &calls_the_fallback_of_a_thread},
       {"refuse pointers to a storage that has no memory", "parameters that are sharded", &guards_storages},
@@ -155,8 +155,8 @@ void expect_sound_libtorch(std::span<const LibtorchCheck> checks) {
   }
   if (faults.empty()) return;
   throw UsageError(
-      "libtorch {} does not {}. Use libtorch 2.11 to 2.14 as PyTorch's wheels have it, and build Tessera with the same one; a library in this "
-      "process that changes libtorch's dispatcher, engine or allocator may also be the cause (docs/libtorch.md)",
+      "libtorch {} does not {}. Use libtorch 2.11 to 2.14 as PyTorch's wheels have it, and build Tessera with the same one; a library in "
+      "this process that changes libtorch's dispatcher, engine or allocator may also be the cause (docs/libtorch.md)",
       loaded_libtorch(), faults);
 }
 
