@@ -119,7 +119,7 @@ def check_listings(root):
     table = (root / "docs/tables/reference.md").read_text()
     for umbrella in ("tessera/tessera.h", "tessera/models.h", "tessera/vision.h", "tessera/extending.h"):
         for header in re.findall(r'#include "tessera/(.*)"', (root / umbrella).read_text()):
-            if header.rsplit("/", 1)[1] not in table:
+            if header.rsplit("/", 1)[-1] not in table:
                 wrong.append(f"docs/tables/reference.md does not name {header}")
     authors = (root / "docs/extending.md").read_text()
     wrong += [f"docs/extending.md does not name {path.relative_to(root)}" for path in own if f"({'../' + path.relative_to(root).as_posix()})" not in authors]
