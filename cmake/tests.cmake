@@ -620,6 +620,21 @@ endforeach()
 if(_long)  # which builds the library once more
   set_tests_properties(install/projects install/ports PROPERTIES RUN_SERIAL ON TIMEOUT 3600)
 endif()
+find_program(ABIDW abidw)
+if(ABIDW)
+  other_test(install/abi SAYS "are compared" COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/install/abi.py" "${PROJECT_SOURCE_DIR}"
+    ${CMAKE_CXX_COMPILER})
+else()
+  message(STATUS "abidw is not here, which ./check --long installs: the test of scripts/abi.sh is left out")
+endif()
+
+# Each supported libtorch in a build of its own: the syntax of what depends most on it, and everything of the core by the script alone.
+if(TESSERA_LONG_TESTS AND NOT TESSERA_SANITIZE)
+  foreach(_version IN ITEMS 2.11 2.12 2.13 2.14)
+    other_test(libtorch/${_version} SAYS "libtorch ${_version}: passed" COMMAND "${PROJECT_SOURCE_DIR}/scripts/libtorch_versions.sh" ${_version} --syntax)
+    set_tests_properties(libtorch/${_version} PROPERTIES TIMEOUT 600)
+  endforeach()
+endif()
 
 # The pages: their listings stand in the examples, and their command lines are run as a reader would.
 other_test(guides/listings COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" listings "${PROJECT_SOURCE_DIR}")

@@ -60,6 +60,7 @@ missing_packages() {
     [ -x /usr/sbin/tc ] || [ -x /sbin/tc ] || command -v tc >/dev/null || echo iproute2
     if [ "${TESSERA_LONG_TESTS:-OFF}" != OFF ]; then
       command -v doxygen >/dev/null || echo doxygen
+      command -v abidw >/dev/null || echo abigail-tools
       { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || echo chromium
       command -v srun >/dev/null || echo slurm-client
       [ -x /usr/sbin/munged ] || echo munge

@@ -2,6 +2,7 @@
 
 #include <ATen/CPUFunctions.h>
 #include <ATen/CompositeExplicitAutogradFunctions.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/native/Resize.h>
 #include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>

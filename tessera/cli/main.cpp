@@ -7,6 +7,7 @@
 #include "tessera/cli/launch/other_launchers.h"
 #include "tessera/cli/output.h"
 #include "tessera/cli/packages.h"
+#include "tessera/version.h"
 
 int main(int argc, char** argv) {
   tessera::cli::occupy_standard_streams();

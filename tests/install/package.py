@@ -1,5 +1,5 @@
 """What is installed needs no more than it says: its headers libtorch and the standard library, its libraries what docs/install.md names. The
-core alone trains, saves and resumes; each package adds itself; a program may take another folder with the same libtorch.
+core alone trains, saves and resumes; each package adds itself; a program may take another folder with a libtorch of the same minor version.
 
 package.py BUILD
 """
@@ -109,6 +109,18 @@ int main() {
 XLA = """#include <tessera/xla/init.h>
 int main() { std::printf("replicas: %d\\n", tessera::xla::init().size()); }
 """
+
+
+def relabelled(torch, folder, version):
+    """A folder with a libtorch whose header says another version."""
+    header = pathlib.Path("include/torch/headeronly/version.h")
+    for place in (pathlib.Path("."), *list(header.parents)[-2::-1]):
+        (folder / place).mkdir()
+        for entry in (torch / place).iterdir():
+            if entry.relative_to(torch) not in (header, *header.parents):
+                (folder / place / entry.name).symlink_to(entry)
+    (folder / header).write_text("".join(f"#define TORCH_VERSION_{name} {number}\n" for name, number in zip(("MAJOR", "MINOR", "PATCH"), version)))
+    return folder
 
 
 def two_ranks(*command):
@@ -225,4 +237,12 @@ with tempfile.TemporaryDirectory() as folder:
         rules = (folder / name / "build.ninja").read_text()
         assert f"{folder}/other/lib/libtorch_cpu.so" in rules and f"{torch}/" not in rules, name
         assert ("libtessera_models" in rules) != core_only, name
+    major, minor, patch = (int(re.search(rf"TORCH_VERSION_{name} (\d+)", (torch / "include/torch/headeronly/version.h").read_text())[1])
+                           for name in ("MAJOR", "MINOR", "PATCH"))
+    for version in ((major, minor, patch + 1), (major, 12 if minor == 11 else 11, 0)):
+        place = relabelled(torch, folder / "version{}.{}.{}".format(*version), version)
+        done = configure(place.name + "-build", f"-DTESSERA_TORCH={place}", programs="empty")
+        assert (done.returncode == 0) == (version[1] == minor), done.stdout
+        refusal = f"so take a libtorch {major}.{minor}, or build Tessera again"
+        assert (refusal in re.sub(r"\s+", " ", done.stdout)) == (version[1] != minor), done.stdout
 print("the packages need what they say, and a program takes the libtorch that it is given")
