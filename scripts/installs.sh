@@ -61,7 +61,7 @@ apt() { printf 'sudo apt-get update -qq && sudo DEBIAN_FRONTEND=noninteractive a
 
 # What is downloaded by others who follow the page on installing is made here first.
 missing=
-for kind in tessera_fsdp-*.whl tessera*.deb tessera*.tar.gz; do
+for kind in 'tessera_fsdp-*.whl' 'tessera*.deb' 'tessera*.tar.gz'; do
   case " ${ways[*]} $kind" in
     *" wheel "*.whl | *" deb "*.deb | *" tar.gz "*.gz) compgen -G "$base/home/user/files/$kind" >/dev/null || missing+=" $kind" ;;
   esac
@@ -123,11 +123,11 @@ commands() {
     deb-compile) echo "$build $compile" ;;
     deb-run) echo "tessera $run" ;;
     tar.gz-install)
-      echo "$(apt '$(grep -oE "lib[a-z0-9.+-]+" ~/files/packages)') && mkdir ~/installed && tar -xf ~/files/tessera*.tar.gz -C ~/installed --strip-components 1" ;;
+      echo "$(apt '$(cat ~/files/packages)') && mkdir ~/installed && tar -xf ~/files/tessera*.tar.gz -C ~/installed --strip-components 1" ;;
   esac
 }
 
-# What a .tar.gz needs of Debian, in the words of the page on installing.
+# What a .tar.gz needs of Debian, as the page on installing says.
 case $version in
   12) echo "libyaml-cpp0.7 libdeflate0 libcurl4" ;;
   13) echo "libyaml-cpp0.8 libdeflate0 libcurl4t64" ;;
@@ -141,15 +141,14 @@ for way in "${ways[@]}"; do
     line=$(commands "$way" "$stage")
     if [ -z "$line" ]; then row+=" |"; continue; fi
     printf '\n== %s: %s\n' "$way, $stage" "$line"
+    [ "$stage" != run ] || line="set -o pipefail; $line | tee ~/said && grep -q 'step 99 loss' ~/said"
     begin=$SECONDS
-    if ! inside "$root" "$line" 2>&1 | tee "$folder/said"; then row+=" failed |" status=1; break; fi
+    inside "$root" "$line" || { row+=" failed |"; status=1; break; }
     row+=" $((SECONDS - begin)) |"
-    [ "$stage" != run ] || grep -q "step 99 loss" "$folder/said" || { row+=" the program does not print its last loss |"; status=1; }
   done
   report+=("$row $((SECONDS - began)) |")
   remove
 done
-rm -f "$folder/said"
 printf '\nDebian %s, seconds on %s cores\n\n' "$version" "$(nproc)"
 printf '| way | packages | torch | install | compile | run | all |\n| --- | --: | --: | --: | --: | --: | --: |\n'
 printf '%s\n' "${report[@]}"
