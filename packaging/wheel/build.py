@@ -1,10 +1,10 @@
-"""Makes wheels of a built tree: the library, its headers, its CMake package and the command `tessera`, for use beside the wheel of torch that it was
-built with. auditwheel adds the other libraries that they load, and finds out on which systems they run.
+"""Makes wheels of a built tree: the library, its headers, its CMake package and the command `tessera`, for use beside the wheel of torch
+that it was built with. auditwheel adds the other libraries that they load, and finds out on which systems they run.
 
 build.py BUILD [--out FOLDER]
 
-BUILD is a build folder with all that `cmake --build BUILD` builds, or at least with tessera_cli. The wheels are tessera-fsdp and, for each other
-package that was built, tessera-fsdp-PACKAGE.
+BUILD is a build folder with all that `cmake --build BUILD` builds, or at least with tessera_cli. The wheels are tessera-fsdp and, for each
+other package that was built, tessera-fsdp-PACKAGE.
 """
 import argparse
 import base64
@@ -21,8 +21,10 @@ import tempfile
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-SUMMARIES = {"core": "FSDP for C++: trains libtorch models too large for one worker", "models": "Models, tokenizers and adapters for tessera-fsdp",
-             "vision": "Networks for pictures, and their decoders, for tessera-fsdp", "xla": "XLA devices for tessera-fsdp"}
+SUMMARIES = {"core": "FSDP for C++: trains libtorch models too large for one worker",
+             "models": "Models, tokenizers and adapters for tessera-fsdp",
+             "vision": "Networks for pictures, and their decoders, for tessera-fsdp",
+             "xla": "XLA devices for tessera-fsdp"}
 RUNPATH = "$ORIGIN/../lib:$ORIGIN/../../torch/lib"  # from tessera/bin and tessera/lib
 # Libraries that come from elsewhere: torch's wheel, other wheels of these, the MPI of a cluster.
 NOT_BUNDLED = ["libtorch*.so", "libc10*.so", "libtessera*.so*", "libmpi.so.*", "libmpich.so.*"]
@@ -62,7 +64,7 @@ def is_elf(path):
 
 
 def without_links(prefix):
-    """A wheel has no symbolic links, so each library is one file, named as programs load it; lib*.so, for the linker, is a text that names it."""
+    """A wheel has no symbolic links, so each library is one file, named as programs load it; lib*.so, for the linker, is a text."""
     for link in sorted(prefix.glob("lib/*.so*"), key=lambda path: len(path.name), reverse=True):
         if not link.is_symlink():
             continue
@@ -95,8 +97,9 @@ def stage(build, prefix, package):
 
 
 def metadata(package, name, version, torch, others):
+    needed = f"torch=={torch}.*" if package == "core" else f"tessera-fsdp=={version}"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", f"Summary: {SUMMARIES[package]}", "License: Apache-2.0",
-             "Requires-Python: >=3.9", f"Requires-Dist: torch=={torch}.*" if package == "core" else f"Requires-Dist: tessera-fsdp=={version}"]
+             "Requires-Python: >=3.9", f"Requires-Dist: {needed}"]
     for other in others if package == "core" else ():
         lines += [f"Provides-Extra: {other}", f'Requires-Dist: tessera-fsdp-{other}=={version}; extra == "{other}"']
     return "\n".join(lines) + "\n"
@@ -125,15 +128,17 @@ def add_licences(wheel, out):
         info = next(name for name in old.namelist() if name.endswith(".dist-info/RECORD")).removesuffix("RECORD")
         for name in old.namelist():
             if name.endswith("/sboms/auditwheel.cdx.json"):
-                for package in {part["name"] for part in json.loads(old.read(name))["components"] if not part["purl"].startswith("pkg:pypi/")}:
+                parts = json.loads(old.read(name))["components"]
+                for package in sorted({part["name"] for part in parts if not part["purl"].startswith("pkg:pypi/")}):
                     text = pathlib.Path("/usr/share/doc", package, "copyright")
-                    if text.exists():
-                        added[f"{info}licenses/{package}"] = text.read_bytes()
-                    else:
-                        print(f"{wheel.name} has no licence of {package}, which it contains: there is no {text} here", file=sys.stderr)
+                    if not text.exists():
+                        sys.exit(f"the wheel needs the licence of {package}, which it contains, but there is no {text} here")
+                    added[f"{info}licenses/{package}"] = text.read_bytes()
         for entry in old.infolist():
             data = old.read(entry)
-            new.writestr(entry, data + "".join(record_of(*each) for each in added.items()).encode() if entry.filename == info + "RECORD" else data)
+            if entry.filename == f"{info}RECORD":
+                data += "".join(record_of(*each) for each in added.items()).encode()
+            new.writestr(entry, data)
         for name, data in added.items():
             new.writestr(name, data)
     return out / wheel.name
