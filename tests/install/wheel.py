@@ -1,5 +1,5 @@
-"""The wheels are whole: pip installs them beside torch, find_package finds them and that torch, and a program trains on two ranks, with nothing
-of the build folder or of Debian's libraries.
+"""The wheels are whole: pip installs them beside torch, find_package finds both, and a program trains on two ranks, with nothing of the build
+folder or of Debian's libraries.
 
 wheel.py BUILD PYTHON
 
@@ -44,7 +44,7 @@ with tempfile.TemporaryDirectory() as folder:
     run(PYTHON, ROOT / "packaging/wheel/build.py", BUILD, "--out", folder / "wheels")
     wheels = sorted((folder / "wheels").glob("*.whl"))
     packages = ["", *(f"_{package}" for package in ("models", "vision", "xla") if (BUILD / f"lib/libtessera_{package}.so").exists())]
-    assert [wheel.name.split("-")[0] for wheel in wheels] == sorted(f"tessera_fsdp{package}" for package in packages), wheels
+    assert {wheel.name.split("-")[0] for wheel in wheels} == {f"tessera_fsdp{package}" for package in packages}, wheels
     assert all(re.search(r"-py3-none-manylinux_2_\d+_\w+\.whl$", wheel.name) for wheel in wheels), wheels
 
     run(sys.executable, "-m", "venv", folder / "python")
