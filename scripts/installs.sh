@@ -92,7 +92,7 @@ add_executable(my_program main.cpp)
 target_link_libraries(my_program PRIVATE tessera::tessera)
 TEXT
 torch_version=$(sed -n 's/^torch_version=//p' "$repository/scripts/setup.sh")
-torch="python3 -m venv ~/python && ~/python/bin/pip install -q \${TESSERA_TORCH_INDEX:+--index-url \$TESSERA_TORCH_INDEX} torch==$torch_version"
+torch="python3 -m venv ~/python && ~/python/bin/pip install -q --no-compile \${TESSERA_TORCH_INDEX:+--index-url \$TESSERA_TORCH_INDEX} torch==$torch_version"
 to_opt="$torch && sudo ln -s ~/python/lib/python3*/site-packages/torch /opt/torch"
 tools="g++ cmake make python3-venv"
 stages=(packages torch install compile run)

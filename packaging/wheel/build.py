@@ -78,8 +78,9 @@ def without_links(prefix):
             text.write_text(text.read_text().replace(f'/{file.name}"', f'/{link.name}"'))
 
 
-def stage(build, prefix, package):
-    """Installs the package as it lies in site-packages/tessera."""
+def stage(build, prefix, package, of_core):
+    """Installs the package as it lies in site-packages/tessera, but for the files of the core that other packages install, too. Those of the core
+    are added to `of_core`."""
     for component in ("core", "mpi", "cli") if package == "core" else (package,):
         run("cmake", "--install", build, "--prefix", prefix, "--component", component, "--strip")
     if package == "core":
@@ -89,6 +90,12 @@ def stage(build, prefix, package):
     elif (build / f"lib/libtessera_cli_{package}.so").exists():
         run("strip", "-o", prefix / f"lib/libtessera_cli_{package}.so", build / f"lib/libtessera_cli_{package}.so")
     without_links(prefix)
+    for path in [path for path in prefix.rglob("*") if path.is_file()]:
+        name = path.relative_to(prefix)
+        if package == "core":
+            of_core.add(name)
+        elif name in of_core:
+            path.unlink()
     for path in [path for path in prefix.rglob("*") if path.is_file() and is_elf(path)]:
         is_module_of_mpi = path.parent.name == "tessera"
         run("patchelf", *(["--remove-rpath"] if is_module_of_mpi else ["--set-rpath", RUNPATH]), path)
@@ -144,12 +151,12 @@ def add_licences(wheel, out):
     return out / wheel.name
 
 
-def make(build, out, package, version, torch, others):
+def make(build, out, package, version, torch, others, of_core):
     name = "tessera-fsdp" if package == "core" else f"tessera-fsdp-{package}"
     stem, tag = f"{name.replace('-', '_')}-{version}", f"py3-none-linux_{os.uname().machine}"
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        stage(build, folder / "tree/tessera", package)
+        stage(build, folder / "tree/tessera", package, of_core)
         info = folder / f"tree/{stem}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(metadata(package, name, version, torch, others))
@@ -183,8 +190,9 @@ def main():
     for old in out.glob("tessera_fsdp*.whl"):
         old.unlink()
     others = [package for package in SUMMARIES if (build / f"lib/libtessera_{package}.so").exists()]
+    torch, of_core = re.search(r" (\d+\.\d+)\.\d+ \d+$", last_torch).group(1), set()
     for package in ["core", *others]:
-        wheel = make(build, out, package, version, re.search(r" (\d+\.\d+)\.\d+ \d+$", last_torch).group(1), others)
+        wheel = make(build, out, package, version, torch, others, of_core)
         print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
 
 

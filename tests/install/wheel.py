@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import zipfile
 
 BUILD, PYTHON = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -46,6 +47,9 @@ with tempfile.TemporaryDirectory() as folder:
     packages = ["", *(f"_{package}" for package in ("models", "vision", "xla") if (BUILD / f"lib/libtessera_{package}.so").exists())]
     assert {wheel.name.split("-")[0] for wheel in wheels} == {f"tessera_fsdp{package}" for package in packages}, wheels
     assert all(re.search(r"-py3-none-manylinux_2_\d+_\w+\.whl$", wheel.name) for wheel in wheels), wheels
+
+    files = [name for wheel in wheels for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")]
+    assert len(files) == len(set(files)), f"several wheels have {sorted(name for name in set(files) if files.count(name) > 1)}"
 
     run(sys.executable, "-m", "venv", folder / "python")
     site = next((folder / "python/lib").glob("python3*")) / "site-packages"
