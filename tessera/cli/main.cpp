@@ -14,6 +14,8 @@ int main(int argc, char** argv) {
   tessera::cli::Program app("Tessera shards the training of libtorch models. Each command explains itself with --help.", "tessera");
   app.require_subcommand(1);
   app.set_version_flag("-V,--version", TESSERA_VERSION, "Print the version and exit");
+  app.add_flag_callback("--cmake-prefix", [] { throw CLI::CallForVersion(tessera::cli::cmake_prefix(), 0); },
+                        "Print the folder for CMAKE_PREFIX_PATH, in which find_package(Tessera) finds this installation, and exit");
   app.set_reasons(tessera::cli::reason_against);
   std::function<int()> chosen;
   tessera::cli::load_packages();

@@ -219,6 +219,7 @@ with tempfile.TemporaryDirectory() as folder:
     install("cli")
     program, module = prefix / "bin/tessera", next(prefix.glob("lib*/libtessera_cli_models.so"))
     assert "tokenize" in run(program, "data", "--help")
+    assert pathlib.Path(run(program, "--cmake-prefix").strip()).samefile(prefix)
     module.rename(module.with_suffix(".away"))
     done = subprocess.run([program, "data", "tokenize", "x"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == 1 and "tessera data needs Tessera's package models" in done.stdout, done
