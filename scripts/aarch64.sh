@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Builds the core and its tests for aarch64 on another processor, and runs the tests under qemu-user.
+usage() {
+  cat <<'TEXT'
+scripts/aarch64.sh [--folder FOLDER] [FILTER]
+  --folder FOLDER  where everything is made, 3 GB; build/aarch64 if none is given
+  FILTER           a regular expression: only tests whose names match
+
+Installs the cross-compiler, qemu-user and debootstrap where they are missing,
+makes a Debian for aarch64 with the headers and libraries that the core needs,
+and downloads libtorch's wheel for aarch64. Needs root for the Debian.
+Tests that start other programs are left out, unless the kernel starts programs
+for aarch64 (package binfmt-support).
+
+Examples:
+  scripts/aarch64.sh
+  scripts/aarch64.sh '^(base|optim)/'
+TEXT
+}
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/setup.sh
+folder=build/aarch64 filter=
+while [ $# -gt 0 ]; do
+  case $1 in
+    --folder) [ $# -gt 1 ] || { echo "--folder needs a folder" >&2; exit 2; }; folder=$2; shift ;;
+    -h | --help) usage; exit 0 ;;
+    -*) echo "aarch64.sh does not know $1" >&2; usage >&2; exit 2 ;;
+    *) filter=$1 ;;
+  esac
+  shift
+done
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
+
+if ! { command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64-static && command -v debootstrap; } >/dev/null; then
+  begin "installing the cross-compiler"
+  { apt-get update -qq &&
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user-static debootstrap; } \
+    >"$folder/apt.log" 2>&1 || fail "$(tail -n 5 "$folder/apt.log")" "Please install g++-aarch64-linux-gnu, qemu-user-static and debootstrap."
+  end "installed the cross-compiler"
+fi
+
+# Unpacked, not installed: nothing of it runs but the libraries. Headers that have no processor are the same in it.
+if [ ! -e "$folder/sysroot/.whole" ]; then
+  begin "making a Debian for aarch64"
+  rm -rf --one-file-system "$folder/sysroot"
+  packages=libc6-dev,zlib1g-dev,libyaml-cpp-dev,libdeflate-dev,libutf8proc-dev,libgtest-dev,libgmock-dev
+  packages+=,libfmt-dev,libcli11-dev,nlohmann-json3-dev,libxxhash-dev
+  mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' 2>/dev/null | head -n 1) || true
+  debootstrap --foreign --arch=arm64 --variant=minbase --include="$packages" "$(. /etc/os-release && echo "$VERSION_CODENAME")" \
+    "$folder/sysroot" ${mirror:+"$mirror"} >"$folder/debootstrap.log" 2>&1 ||
+    fail "$(tail -n 5 "$folder/debootstrap.log")" "A Debian for aarch64 can't be made in $folder/sysroot; it takes root and a package mirror."
+  for package in "$folder"/sysroot/var/cache/apt/archives/*.deb; do
+    dpkg-deb --fsys-tarfile "$package" | tar -x --keep-directory-symlink -C "$folder/sysroot" --exclude='./dev/*'
+  done
+  touch "$folder/sysroot/.whole"
+  end "made a Debian for aarch64"
+fi
+
+# Of a wheel with CUDA, its part for GPUs stays away; two small libraries of CUDA are loaded by the other part.
+if [ "$(cat "$folder/torch/.version" 2>/dev/null)" != "$torch_version" ]; then
+  begin "downloading torch $torch_version for aarch64"
+  make_python
+  rm -rf "$folder/torch" "$folder/wheels"
+  download() {
+    build/python/bin/python -m pip --quiet --disable-pip-version-check download --no-deps --only-binary=:all: \
+      --platform manylinux_2_28_aarch64 --dest "$folder/wheels" "$@"
+  }
+  download "torch==$torch_version+cpu" 2>/dev/null || download "torch==$torch_version" ||
+    fail "pip finds no torch $torch_version for aarch64."
+  build/python/bin/python - "$folder" <<'PYTHON'
+import pathlib, sys, zipfile
+folder = pathlib.Path(sys.argv[1])
+for wheel in folder.glob("wheels/torch-*.whl"):
+    with zipfile.ZipFile(wheel) as files:
+        names = [n for n in files.namelist() if n.startswith(("torch/lib/", "torch/include/", "torch.libs/"))]
+        files.extractall(folder / "torch", [n for n in names if "cuda" not in n.split("/")[-1] or n.startswith("torch/include/")])
+PYTHON
+  rm -rf "$folder/wheels"
+  echo "$torch_version" >"$folder/torch/.version"
+  end "downloaded torch $torch_version for aarch64"
+fi
+
+begin "configuring"
+cmake -S . -B "$folder/build" -G Ninja --toolchain cmake/aarch64.cmake "-DTESSERA_AARCH64=$folder" "-DTESSERA_TORCH=$folder/torch/torch" \
+  -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=ON -DTESSERA_TESTS=ON -DTESSERA_WARNINGS_AS_ERRORS=ON >"$folder/configure.log" 2>&1 ||
+  fail "$(cat "$folder/configure.log")"
+end "configured"
+build "$folder/build" --target tests_of_core
+
+without='^$'
+if ! grep -qs enabled /proc/sys/fs/binfmt_misc/qemu-aarch64; then
+  without=$(grep -rlE 'testing/(launched|run_program|child_task)\.h' tessera --include='*_test.cpp' | sed -E 's,^tessera/(.*)_test\.cpp$,^\1$,' | paste -sd'|')
+fi
+ctest --test-dir "$folder/build" --parallel "$(nproc)" --output-on-failure --no-tests=error -L '^core$' -E "$without" ${filter:+-R "$filter"}
