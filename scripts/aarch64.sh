@@ -33,11 +33,11 @@ done
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 
-if ! { command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64-static && command -v debootstrap; } >/dev/null; then
+if ! { command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64-static && command -v debootstrap && command -v unzip; } >/dev/null; then
   begin "installing the cross-compiler"
   { apt-get update -qq &&
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user-static debootstrap; } \
-    >"$folder/apt.log" 2>&1 || fail "$(tail -n 5 "$folder/apt.log")" "Please install g++-aarch64-linux-gnu, qemu-user-static and debootstrap."
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user-static debootstrap unzip; } \
+    >"$folder/apt.log" 2>&1 || fail "$(tail -n 5 "$folder/apt.log")" "Please install g++-aarch64-linux-gnu, qemu-user-static, debootstrap and unzip."
   end "installed the cross-compiler"
 fi
 
@@ -54,6 +54,10 @@ if [ ! -e "$folder/sysroot/.whole" ]; then
   for package in "$folder"/sysroot/var/cache/apt/archives/*.deb; do
     dpkg-deb --fsys-tarfile "$package" | tar -x --keep-directory-symlink -C "$folder/sysroot" --exclude='./dev/*'
   done
+  # Links to the root of that Debian, from here.
+  find "$folder/sysroot/usr" -type l -lname '/*' -printf '%p\t%l\n' | while IFS=$'\t' read -r link target; do
+    ln -sfrn "$folder/sysroot$target" "$link"
+  done
   touch "$folder/sysroot/.whole"
   end "made a Debian for aarch64"
 fi
@@ -69,14 +73,13 @@ if [ "$(cat "$folder/torch/.version" 2>/dev/null)" != "$torch_version" ]; then
   }
   download "torch==$torch_version+cpu" 2>/dev/null || download "torch==$torch_version" ||
     fail "pip finds no torch $torch_version for aarch64."
-  build/python/bin/python - "$folder" <<'PYTHON'
-import pathlib, sys, zipfile
-folder = pathlib.Path(sys.argv[1])
-for wheel in folder.glob("wheels/torch-*.whl"):
-    with zipfile.ZipFile(wheel) as files:
-        names = [n for n in files.namelist() if n.startswith(("torch/lib/", "torch/include/", "torch.libs/"))]
-        files.extractall(folder / "torch", [n for n in names if "cuda" not in n.split("/")[-1] or n.startswith("torch/include/")])
-PYTHON
+  cuda=$(unzip -p "$folder"/wheels/torch-*.whl '*/METADATA' | sed -nE 's/^Requires-Dist: cuda-toolkit.*==([0-9]+).*/\1/p' | head -n 1)
+  unzip -q "$folder"/wheels/torch-*.whl 'torch/lib/*' 'torch/include/*' -x 'torch/lib/*cuda*' -d "$folder/torch"
+  [ -z "$cuda" ] || { download "nvidia-cuda-runtime==$cuda.*" && download "nvidia-cuda-cupti==$cuda.*"; } ||
+    fail "The CUDA run-time libraries that this torch loads can't be downloaded by pip."
+  for package in "$folder"/wheels/nvidia*.whl; do
+    [ ! -e "$package" ] || unzip -q "$package" 'nvidia/*/lib/*' -d "$folder/torch"
+  done
   rm -rf "$folder/wheels"
   echo "$torch_version" >"$folder/torch/.version"
   end "downloaded torch $torch_version for aarch64"

@@ -31,7 +31,7 @@ fi
 # check_syntax FOLDER: each unit by itself, with the command that would compile it
 check_syntax() {
   local unit line failed=0
-  for unit in $(ninja -C "$1" -t targets all | sed -nE 's/^(.*\.o): CXX_COMPILER__.*/\1/p'); do
+  for unit in $(ninja -C "$1" -t inputs all | grep '\.o$'); do
     line=$(ninja -C "$1" -t commands -s "$unit" | sed -E 's/ -MD -MT [^ ]+ -MF [^ ]+ -o [^ ]+ -c / -fsyntax-only /')
     (cd "$1" && eval "$line") || { echo "FAILED: $unit"; failed=1; }
   done
