@@ -69,7 +69,7 @@ if [ "$(cat "$folder/torch/.version" 2>/dev/null)" != "$torch_version" ]; then
   rm -rf "$folder/torch" "$folder/wheels"
   download() {
     build/python/bin/python -m pip --quiet --disable-pip-version-check download --no-deps --only-binary=:all: \
-      --platform manylinux_2_28_aarch64 --dest "$folder/wheels" "$@"
+      --platform manylinux2014_aarch64 $(printf -- '--platform manylinux_2_%s_aarch64 ' {17..28}) --dest "$folder/wheels" "$@"
   }
   download "torch==$torch_version+cpu" 2>/dev/null || download "torch==$torch_version" ||
     fail "pip finds no torch $torch_version for aarch64."
