@@ -82,9 +82,9 @@ TEST(AddRowsKernel, GivesTheSameBitsOnEveryProcessor) {
   };
   const auto floats = testing::fixed_floats(kCount + 3, 1);
   const auto bfloats = testing::fixed_bfloats(kCount + 3, 1);
-  EXPECT_EQ(bits_of(floats, 2, at::kFloat), 0x0ULL);
-  EXPECT_EQ(bits_of(floats, 3, at::kFloat), 0x0ULL);
-  EXPECT_EQ(bits_of(bfloats, 3, at::kBFloat16), 0x0ULL);
+  EXPECT_EQ(bits_of(floats, 2, at::kFloat), 0x0164b47a96860fc8ULL);
+  EXPECT_EQ(bits_of(floats, 3, at::kFloat), 0xe5a6e3c796ea27a9ULL);
+  EXPECT_EQ(bits_of(bfloats, 3, at::kBFloat16), 0x43617282ad6404f0ULL);
 }
 
 INSTANTIATE_TEST_SUITE_P(, AddRows, ::testing::Combine(::testing::Values(at::kFloat, at::kBFloat16), ::testing::Values(1, 2, 3, 7)));
