@@ -58,6 +58,15 @@ if [ ! -e "$folder/sysroot/.whole" ]; then
   find "$folder/sysroot/usr" -type l -lname '/*' -printf '%p\t%l\n' | while IFS=$'\t' read -r link target; do
     ln -sfrn "$folder/sysroot$target" "$link"
   done
+  # What libtorch reads of its processor: qemu takes these files before those of the processor that runs it.
+  [ ! -L "$folder/sysroot/proc" ] || rm "$folder/sysroot/proc"  # debootstrap may have linked it to this machine's
+  mkdir -p "$folder/sysroot/proc" "$folder/sysroot/sys/devices/system/cpu/cpu0/regs/identification"
+  echo 0x00000000413fd0c1 >"$folder/sysroot/sys/devices/system/cpu/cpu0/regs/identification/midr_el1"
+  for ((i = 0; i < $(nproc); i++)); do
+    printf '%s\t: %s\n' processor "$i" Features 'fp asimd aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp' \
+      'CPU implementer' 0x41 'CPU architecture' 8 'CPU variant' 0x3 'CPU part' 0xd0c 'CPU revision' 1
+    echo
+  done >"$folder/sysroot/proc/cpuinfo"
   touch "$folder/sysroot/.whole"
   end "made a Debian for aarch64"
 fi
