@@ -716,6 +716,16 @@ if(TESSERA_LONG_TESTS AND NOT TESSERA_SANITIZE)
   endif()
 endif()
 
+# The core on another processor: it takes the network, root, and the whole machine for an hour and more.
+if(TESSERA_LONG_TESTS AND NOT TESSERA_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
+  if(_user STREQUAL "0")
+    other_test(aarch64/core SAYS "100% tests passed" COMMAND "${PROJECT_SOURCE_DIR}/scripts/aarch64.sh")
+    set_tests_properties(aarch64/core PROPERTIES RUN_SERIAL ON TIMEOUT 10800)
+  else()
+    message(STATUS "Only root can make a Debian for aarch64: the test aarch64/core is left out")
+  endif()
+endif()
+
 get_property(_all DIRECTORY PROPERTY TESTS)
 foreach(_test IN LISTS _all)
   get_test_property(${_test} TIMEOUT _seconds)
