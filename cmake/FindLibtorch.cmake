@@ -98,7 +98,7 @@ find_package_handle_standard_args(Libtorch
   REASON_FAILURE_MESSAGE "set TESSERA_TORCH to the folder of libtorch, or install torch for a python3 on the path")
 
 # A wheel built with CUDA finds its run-time libraries in sibling folders; the linker has to be told.
-function(libtorch_link_folders target root)
+function(tessera_libtorch_link_folders target root)
   file(GLOB _folders "${root}/../nvidia/*/lib")
   list(TRANSFORM _folders PREPEND "LINKER:-rpath-link,")
   target_link_options(${target} INTERFACE ${_folders})
@@ -112,17 +112,17 @@ if(Libtorch_FOUND AND NOT TARGET Libtorch::Libtorch)
   # What torch's own package would define. NDEBUG: some torch headers change their classes without it, and its libraries were built with it.
   target_compile_definitions(Libtorch::Libtorch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO NDEBUG)
   target_link_libraries(Libtorch::Libtorch INTERFACE "${Libtorch_CPU_LIBRARY}" "${Libtorch_C10_LIBRARY}")
-  libtorch_link_folders(Libtorch::Libtorch "${Libtorch_ROOT}")
+  tessera_libtorch_link_folders(Libtorch::Libtorch "${Libtorch_ROOT}")
 endif()
 
-# libtorch_cuda(TARGET ROOT): what the one source needs that is particular to CUDA, of the libtorch with CUDA in ROOT.
-function(libtorch_cuda target root)
+# tessera_libtorch_cuda(TARGET ROOT): what the one source needs that is particular to CUDA, of the libtorch with CUDA in ROOT.
+function(tessera_libtorch_cuda target root)
   file(GLOB _headers "${root}/../nvidia/*/include")  # of CUDA itself, in a wheel
   add_library(${target} INTERFACE IMPORTED)
   target_include_directories(${target} SYSTEM INTERFACE "${root}/include" "${root}/include/torch/csrc/api/include" ${_headers})
   target_compile_definitions(${target} INTERFACE TESSERA_NCCL USE_C10D_NCCL)
   # Nothing else refers to torch_cuda by name: it registers its kernels when it is loaded.
-  libtorch_link_folders(${target} "${root}")
+  tessera_libtorch_link_folders(${target} "${root}")
   target_link_options(${target} INTERFACE "LINKER:--no-as-needed,${root}/lib/libtorch_cuda.so,--as-needed")
   target_link_libraries(${target} INTERFACE "${root}/lib/libc10_cuda.so")
 endfunction()

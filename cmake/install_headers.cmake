@@ -1,5 +1,6 @@
 # Installs what programs include of a package, from below _root to _include: the headers _umbrellas, and what these include. All others are for the
-# library's own sources, and may need headers that a program has not. Without its _library, the package was not built.
+# library's own sources, and may need headers that a program has not. Also installs the file _pc for pkg-config to _to_pc. Without its
+# _library, the package was not built.
 cmake_policy(PUSH)
 cmake_policy(VERSION 3.25)  # scripts begin with none
 set(_waiting ${_umbrellas})
@@ -23,4 +24,8 @@ foreach(_header IN LISTS _public)
   cmake_path(GET _header PARENT_PATH _folder)
   file(INSTALL "${_root}/${_header}" DESTINATION "${_include}/${_folder}")
 endforeach()
+if(EXISTS "${_library}")
+  cmake_path(ABSOLUTE_PATH _to_pc BASE_DIRECTORY "${CMAKE_INSTALL_PREFIX}")
+  file(INSTALL "${_pc}" DESTINATION "${_to_pc}")
+endif()
 cmake_policy(POP)

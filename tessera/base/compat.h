@@ -1,4 +1,5 @@
-// All differences between the supported versions of libtorch (2.11 to 2.14). No other file may check the version.
+// All differences between the supported versions of libtorch (2.11 to 2.14). No other file may check the version of the
+// headers.
 #pragma once
 
 #include <ATen/core/TensorBase.h>

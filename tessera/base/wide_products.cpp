@@ -2,6 +2,7 @@
 
 #include <ATen/CPUFunctions.h>
 #include <ATen/CompositeExplicitAutogradFunctions.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/native/Resize.h>
 #include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
@@ -14,6 +15,10 @@
 #include <optional>
 #include <tuple>
 #include <type_traits>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
@@ -227,12 +232,20 @@ class Registration {
 
 const Registration registration;
 
+#if defined(__x86_64__)
+/// Clang before 19 does not know this feature by name.
+bool has_avx512fp16() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __builtin_cpu_supports("avx512f") != 0 && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & (1U << 23)) != 0;
+}
+#endif
+
 }  // namespace
 
 bool multiplies_slowly(at::ScalarType dtype) {
 #if defined(__x86_64__)
   static const bool no_bfloat16 = __builtin_cpu_supports("avx512bf16") == 0;  // processors with AMX have it, too
-  static const bool no_float16 = __builtin_cpu_supports("avx512fp16") == 0;
+  static const bool no_float16 = !has_avx512fp16();
   return (dtype == at::kBFloat16 && no_bfloat16) || (dtype == at::kHalf && no_float16);
 #else
   return false;  // not measured

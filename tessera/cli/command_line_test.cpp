@@ -150,6 +150,12 @@ TEST(CommandLine, HasHelpAndVersionAsCommands) {
   EXPECT_EQ(tessera({"launch", "-n", "1", "echo", "help"}).out, "[rank 0] help\n");
 }
 
+TEST(CommandLine, NamesThePrefixOfAnInstallation) {
+  const auto in_build = tessera({"--cmake-prefix"});
+  EXPECT_EQ(in_build.status, 2);
+  EXPECT_THAT(in_build.err, HasSubstr("bin/tessera is not installed with its CMake package: cmake --install BUILD --prefix FOLDER"));
+}
+
 TEST(Launch, TakesTheFlagsOfOtherLaunchers) {
   const Line with_remark[] = {{{"--rdzv-id", "7"}, "--rdzv-id has no effect: nodes of one job are those that meet at one --rdzv-endpoint"},
                               {{"--rdzv_conf", "timeout=9"}, "--rdzv-conf has no effect: nodes meet in Tessera's own store"},

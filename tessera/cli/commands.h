@@ -24,6 +24,9 @@ void add_env_command(CLI::App& app, std::function<int()>& chosen);
 /// `tessera completion`: prints a script by which a shell completes all commands of `app`.
 void add_completion_command(CLI::App& app, std::function<int()>& chosen);
 
+/// `tessera manual`, which no help lists: writes the man pages of all commands of `app` into a folder, for an installation.
+void add_manual_command(CLI::App& app, std::function<int()>& chosen);
+
 /// `tessera ckpt`: works on checkpoints outside of a training run.
 void add_ckpt_command(CLI::App& app, std::function<int()>& chosen);
 

@@ -121,6 +121,19 @@ TEST_F(Completion, UnknownShellsAreNamed) {
   EXPECT_THAT(ended.err, HasSubstr("ksh"));
 }
 
+TEST(Manual, HasAPageForEachCommand) {
+  const Folder folder;
+  const auto ended = tessera({"manual", folder / "man1"});
+  EXPECT_EQ(ended.status, 0) << ended.err;
+  EXPECT_THAT(read_file(folder / "man1/tessera.1"), AllOf(HasSubstr(".SH COMMANDS\n.TP\n"), HasSubstr("tessera\\-launch(1)"), Not(HasSubstr("manual"))));
+  const auto page = read_file(folder / "man1/tessera-ckpt-merge.1");
+  EXPECT_THAT(page, AllOf(HasSubstr(".SH SYNOPSIS\ntessera ckpt merge [OPTIONS] IN OUT\n"), HasSubstr(".SH EXAMPLES\n.br\n  tessera ckpt merge ")));
+  EXPECT_THAT(page, HasSubstr("\\fB\\-\\-max\\-shard\\-size SIZE\\fR\nThe largest file"));
+  EXPECT_THAT(tessera({"--help"}).out, Not(HasSubstr("manual")));
+  if (Launched(shell("command -v groff")).end().status != 0) GTEST_SKIP() << "groff is not installed here";
+  EXPECT_EQ(Launched(shell("cd '" + folder.path().string() + "/man1' && for page in *.1; do groff -man -ww -Tutf8 $page >/dev/null; done")).end().err, "");
+}
+
 TEST(Help, HasBoldHeadingsOnTerminalsAlone) {
   const Command command = {std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera", "--help"};
   const std::string bold = "\x1b[1mCommands:\x1b[0m";

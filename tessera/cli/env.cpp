@@ -17,6 +17,7 @@
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
 #include "tessera/base/launcher.h"
+#include "tessera/base/loaded_libtorch.h"
 #include "tessera/base/process.h"
 #include "tessera/base/table.h"
 #include "tessera/base/words.h"
@@ -26,6 +27,7 @@
 #include "tessera/comm/device/own_device.h"
 #include "tessera/comm/engines.h"
 #include "tessera/config/settings.h"
+#include "tessera/version.h"
 
 namespace tessera::cli {
 namespace {
@@ -37,7 +39,7 @@ Chapter facts_of_tessera() {
   const std::string compiler = "GCC " __VERSION__;
 #endif
   return {"tessera",
-          {fact("version", TESSERA_VERSION), fact("build", TESSERA_BUILD), fact("compiler", compiler), fact("program", this_program())}};
+          {fact("version", version()), fact("build", TESSERA_BUILD), fact("compiler", compiler), fact("program", this_program())}};
 }
 
 /// Returns the file of the library that has the function.
@@ -58,7 +60,8 @@ Chapter facts_of_libtorch() {
     text += line.starts_with("Build settings") ? "\n    Build settings: see --json" : "\n    " + line;
   }
   return {"libtorch",
-          {fact("version", TORCH_VERSION),
+          {fact("version", loaded_libtorch()),
+           fact("headers", TORCH_VERSION),
            fact("library", library_of(reinterpret_cast<const void*>(&at::show_config))),
            fact("abi", fmt::format("std::string of C++{}", _GLIBCXX_USE_CXX11_ABI != 0 ? "11" : "98")),
            fact("cuda", at::hasCUDA() ? "yes" : "no"),

@@ -29,6 +29,26 @@ class Help : public CLI::Formatter {
   /// Whether output to the stream may have colours: it is a terminal that can show them, and the user did not refuse them (no-color.org).
   static bool has_colour(int stream) { return ::isatty(stream) != 0 && env("TERM").value_or("dumb") != "dumb" && !env("NO_COLOR"); }
 
+  /// Returns "-n, --nproc-per-node".
+  static std::string names_of(const CLI::Option& option) { return CLI::detail::find_and_replace(option.get_name(false, true), ",", ", "); }
+
+  /// Returns " INT", or " {shm,gloo}" where CLI11 has "TEXT:{shm,gloo}".
+  static std::string value_of(const CLI::Option& option) {
+    const auto type = option.get_type_size() == 0 ? std::string() : option.get_type_name();
+    const auto colon = type.find(':');
+    const bool has_choices = colon != std::string::npos && type[colon + 1] == '{';
+    return type.empty() ? type : " " + (has_choices ? type.substr(colon + 1) : type.substr(0, colon));
+  }
+
+  /// Returns the description of a flag with its default, and with the flags that it needs.
+  static std::string explanation_of(const CLI::Option& option) {
+    auto text = option.get_description();
+    if (!option.get_default_str().empty()) text += " (" + option.get_default_str() + " unless given)";
+    if (option.get_required()) text += " (required)";
+    for (const auto* other : option.get_needs()) text += " (needs " + other->get_name() + ")";
+    return text;
+  }
+
   // Joins the parts itself, because versions of CLI11 put empty lines at different places.
   std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
     auto text = make_description(app) + make_usage(app, std::move(name)) + make_groups(app, mode) + make_subcommands(app, mode) + "\n" +
@@ -45,16 +65,11 @@ class Help : public CLI::Formatter {
     for (const auto* each : command->get_parent()->get_subcommands({})) widest = std::max(widest, each->get_name().size());
     return lines("  " + command->get_name(), command->get_description(), widest + 4);
   }
-  std::string make_option(const CLI::Option* option, bool is_positional) const override {
-    auto text = option->get_description();
-    if (!option->get_default_str().empty()) text += " (" + option->get_default_str() + " unless given)";
-    if (option->get_required()) text += " (required)";
-    for (const auto* other : option->get_needs()) text += " (needs " + other->get_name() + ")";
-    const auto names = CLI::detail::find_and_replace(option->get_name(is_positional, !is_positional), ",", ", ");
-    const auto left = "  " + names + value(*option);
+  std::string make_option(const CLI::Option* option, bool) const override {
+    const auto left = "  " + names_of(*option) + value_of(*option), text = explanation_of(*option);
     if (left.size() <= kWidth) return lines(left, text, kIndent);
     // Choices that are too long for the left column go above the description.
-    return lines("  " + names, CLI::detail::find_and_replace(value(*option).substr(1), ",", ", ") + '\n' + text, kIndent);
+    return lines("  " + names_of(*option), CLI::detail::find_and_replace(value_of(*option).substr(1), ",", ", ") + '\n' + text, kIndent);
   }
 
  private:
@@ -71,14 +86,6 @@ class Help : public CLI::Formatter {
       result += '\n';
     }
     return result;
-  }
-
-  /// Returns " INT", or " {shm,gloo}" where CLI11 has "TEXT:{shm,gloo}".
-  static std::string value(const CLI::Option& option) {
-    const auto type = option.get_type_size() == 0 ? std::string() : option.get_type_name();
-    const auto colon = type.find(':');
-    const bool has_choices = colon != std::string::npos && type[colon + 1] == '{';
-    return type.empty() ? type : " " + (has_choices ? type.substr(colon + 1) : type.substr(0, colon));
   }
 
   /// Wraps the text in a column that begins at `indent`, to the right of `left` or below it. Lines that begin with a space stay as they are.

@@ -7,12 +7,15 @@
 #include "tessera/cli/launch/other_launchers.h"
 #include "tessera/cli/output.h"
 #include "tessera/cli/packages.h"
+#include "tessera/version.h"
 
 int main(int argc, char** argv) {
   tessera::cli::occupy_standard_streams();
   tessera::cli::Program app("Tessera shards the training of libtorch models. Each command explains itself with --help.", "tessera");
   app.require_subcommand(1);
   app.set_version_flag("-V,--version", TESSERA_VERSION, "Print the version and exit");
+  app.add_flag_callback("--cmake-prefix", [] { throw CLI::CallForVersion(tessera::cli::cmake_prefix(), 0); },
+                        "Print the folder for CMAKE_PREFIX_PATH, in which find_package(Tessera) finds this installation, and exit");
   app.set_reasons(tessera::cli::reason_against);
   std::function<int()> chosen;
   tessera::cli::load_packages();
@@ -27,6 +30,7 @@ int main(int argc, char** argv) {
   tessera::cli::add_command_of("xla", "xla", app, chosen);
   tessera::cli::add_env_command(app, chosen);
   tessera::cli::add_completion_command(app, chosen);
+  tessera::cli::add_manual_command(app, chosen);
   auto* version = app.add_subcommand("version", "Prints the version, as --version does");
   version->callback([&chosen] {
     chosen = [] { return std::puts(TESSERA_VERSION) < 0 ? tessera::cli::kFailed : 0; };

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <filesystem>
 #include <map>
 
 #include "tessera/base/error.h"
+#include "tessera/base/process.h"
 
 namespace tessera::cli {
 namespace {
@@ -33,6 +35,13 @@ void load_packages() {
     // The name has no folder, so that dlopen looks for the module where this program looks for the library.
     if (dlopen(fmt::format("libtessera_cli_{}.so", package).c_str(), RTLD_NOW) == nullptr) fault = dlerror();
   }
+}
+
+std::string cmake_prefix() {
+  const auto prefix = std::filesystem::path(this_program()).parent_path().parent_path();
+  if (std::filesystem::exists(prefix / TESSERA_LIBDIR / "cmake/Tessera/TesseraConfig.cmake")) return prefix;
+  throw ConfigError("{} is not installed with its CMake package: cmake --install BUILD --prefix FOLDER, and then ask FOLDER/bin/tessera",
+                    this_program());
 }
 
 void expect_package(const std::string& package, std::string_view what) {

@@ -1,4 +1,4 @@
-// Commands that need another package than the core. They are in the package's module libtessera_cli_NAME.so, next to the library, and are
+// What lies beside this program: its installation, and commands that need another package than the core. These commands are in the package's module libtessera_cli_NAME.so, next to the library, and are
 // registered here when the program loads the module.
 #pragma once
 
@@ -23,6 +23,9 @@ struct AddedCommand {
 
 /// Loads the modules of the packages that were built.
 void load_packages();
+
+/// Returns the folder in which Tessera is installed, or throws ConfigError if this program runs from a build folder.
+std::string cmake_prefix();
 
 /// Throws ConfigError if the package was not loaded. `what` names the command that needs it: "tessera data".
 void expect_package(const std::string& package, std::string_view what);

@@ -18,6 +18,7 @@
 #include "tessera/base/last_words.h"
 #include "tessera/base/launch_record.h"
 #include "tessera/base/launcher.h"
+#include "tessera/base/loaded_libtorch.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/backend/backend_link.h"
 #include "tessera/comm/control/link_family.h"
@@ -161,8 +162,9 @@ void warn_of_threads(int rank, int ranks_here) {
       threads, cores, std::max(1, cores / ranks_here));
 }
 
-/// Sets the rank of log lines. Rank 0 warns of unknown environment variables, once, for all ranks.
+/// Throws if the loaded libtorch does not fit. Sets the rank of log lines. Rank 0 warns of unknown environment variables, once, for all ranks.
 void start_log(int rank) {
+  expect_fitting_libtorch();
   set_log_rank(rank);
   static std::once_flag once;
   if (rank != 0) return;

@@ -185,9 +185,9 @@ TESSERA_KERNEL void turn_hue(const Pixels& pixels, float turn, uint8_t* to) {
           const float red_2 = part == 4 ? rising : weakest, red_1 = part == 1 ? falling : red_2;
           const float green_2 = part == 3 ? falling : weakest, green_1 = part == 0 ? rising : green_2;
           const float blue_2 = part == 5 ? falling : weakest, blue_1 = part == 2 ? rising : blue_2;
-          span.red[i] = ((part == 0) | (part == 5) ? most : red_1) * kBytes;
-          span.green[i] = ((part == 1) | (part == 2) ? most : green_1) * kBytes;
-          span.blue[i] = ((part == 3) | (part == 4) ? most : blue_1) * kBytes;
+          span.red[i] = (((part == 0) | (part == 5)) ? most : red_1) * kBytes;
+          span.green[i] = (((part == 1) | (part == 2)) ? most : green_1) * kBytes;
+          span.blue[i] = (((part == 3) | (part == 4)) ? most : blue_1) * kBytes;
         }
       });
 }

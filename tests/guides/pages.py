@@ -119,8 +119,15 @@ def check_listings(root):
     table = (root / "docs/tables/reference.md").read_text()
     for umbrella in ("tessera/tessera.h", "tessera/models.h", "tessera/vision.h", "tessera/extending.h"):
         for header in re.findall(r'#include "tessera/(.*)"', (root / umbrella).read_text()):
-            if header.rsplit("/", 1)[1] not in table:
+            if header.rsplit("/", 1)[-1] not in table:
                 wrong.append(f"docs/tables/reference.md does not name {header}")
+    version = re.search(r'TESSERA_VERSION "(.*)"', (root / "tessera/version.h").read_text())[1]
+    for page, words in (("CITATION.cff", f"version: {version}"), ("CHANGELOG.md", f"## [{version}]")):
+        if words not in (root / page).read_text():
+            wrong.append(f"{page} does not say {words}")
+    for entry in (root / "CHANGELOG.md").read_text().split("\n## ")[1:]:
+        if len(entry.split()) > 600:
+            wrong.append(f"CHANGELOG.md has {len(entry.split())} words about {entry.split()[0]}; 600 are enough")
     authors = (root / "docs/extending.md").read_text()
     wrong += [f"docs/extending.md does not name {path.relative_to(root)}" for path in own if f"({'../' + path.relative_to(root).as_posix()})" not in authors]
     index = (root / "examples/README.md").read_text()

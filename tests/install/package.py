@@ -1,11 +1,12 @@
-"""What is installed needs no more than it says: its headers libtorch and the standard library, its libraries what the page on installing names. The
-core alone trains, saves and resumes; each package adds itself; a program may take another folder with the same libtorch.
+"""What is installed needs no more than it says: its headers libtorch and the standard library, its libraries what docs/install.md names. The
+core alone trains, saves and resumes; each package adds itself; a program may take another folder with a libtorch of the same minor version.
 
 package.py BUILD
 """
 import os
 import pathlib
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def cached(folder, name):
 
 CMAKE = """cmake_minimum_required(VERSION 3.25)
 project(Other LANGUAGES CXX)
-find_package(Tessera REQUIRED COMPONENTS ${WANTED})
+find_package(Tessera ${VERSION} REQUIRED COMPONENTS ${WANTED})
 foreach(_program IN LISTS PROGRAMS)
   add_executable(${_program} ${_program}.cpp)
   target_link_libraries(${_program} PRIVATE ${LINKED})
@@ -110,6 +111,18 @@ int main() { std::printf("replicas: %d\\n", tessera::xla::init().size()); }
 """
 
 
+def relabelled(torch, folder, version):
+    """A folder with a libtorch whose header says another version."""
+    header = pathlib.Path("include/torch/headeronly/version.h")
+    for place in (pathlib.Path("."), *list(header.parents)[-2::-1]):
+        (folder / place).mkdir()
+        for entry in (torch / place).iterdir():
+            if entry.relative_to(torch) not in (header, *header.parents):
+                (folder / place / entry.name).symlink_to(entry)
+    (folder / header).write_text("".join(f"#define TORCH_VERSION_{name} {number}\n" for name, number in zip(("MAJOR", "MINOR", "PATCH"), version)))
+    return folder
+
+
 def two_ranks(*command):
     """What rank 0 says, without a launcher: that is of another package."""
     with socket.socket() as free:
@@ -127,6 +140,20 @@ def two_ranks(*command):
     return said[0]
 
 
+def check_pkg_config(folder, prefix, compiler, torch):
+    """A program that is compiled with the flags of pkg-config finds the library and libtorch when it runs."""
+    if not shutil.which("pkg-config"):
+        return
+    os.environ["PKG_CONFIG_PATH"] = str(next(prefix.glob("lib*/pkgconfig")))
+    (folder / "light.cpp").write_text("#include <tessera/base/error.h>\n#include <cstdio>\n"
+                                      'int main() { std::puts(tessera::UsageError("pkg-config has {}", "all").what()); }\n')
+    flags = run("pkg-config", "--cflags", "--libs", "tessera").split()
+    run(compiler, folder / "light.cpp", "-o", folder / "light", "-Wl,--no-as-needed", *flags)
+    assert "pkg-config has all" in run(folder / "light")
+    assert run("pkg-config", "--variable=torch", "tessera").strip() == str(torch)
+    assert "-isystem /other/include" in run("pkg-config", "--define-variable=torch=/other", "--cflags", "tessera")
+
+
 with tempfile.TemporaryDirectory() as folder:
     folder = pathlib.Path(folder)
     prefix, include = folder / "installed", folder / "installed/include"
@@ -137,9 +164,9 @@ with tempfile.TemporaryDirectory() as folder:
     for name, text in (("CMakeLists.txt", CMAKE), ("core.cpp", CORE), ("models.cpp", MODELS), ("vision.cpp", VISION), ("xla.cpp", XLA)):
         (folder / name).write_text(text)
 
-    def configure(build, *settings, wanted="core", linked="tessera::core", programs=""):
+    def configure(build, *settings, wanted="core", linked="tessera::core", programs="", version=str(cached(BUILD, "CMAKE_PROJECT_VERSION")).rpartition(".")[0]):
         return subprocess.run(["cmake", "-S", folder, "-B", folder / build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_CXX_STANDARD=20",
-                               f"-DWANTED={wanted}", f"-DLINKED={linked}", f"-DPROGRAMS={programs}", *settings],
+                               f"-DVERSION={version}", f"-DWANTED={wanted}", f"-DLINKED={linked}", f"-DPROGRAMS={programs}", *settings],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
 
     def build(name, program, wanted, linked):
@@ -155,7 +182,10 @@ with tempfile.TemporaryDirectory() as folder:
     assert (f"loads libtorch from {torch}, so that folder must stay" in said) == torch.is_relative_to(source), said
     headers = check_headers(include, torch, compiler)
     assert {"tessera/tessera.h", "tessera/extending.h"} <= headers, headers
+    check_pkg_config(folder, prefix, compiler, torch)
     modules = sorted(path.name for path in (BUILD / "lib/tessera").glob("*.so"))  # one for each MPI
+    if modules:
+        install("mpi")
     assert sorted(path.name for path in prefix.glob("lib*/tessera/*.so")) == modules, modules
     patterns = sum(files_of_packages(source).values(), [])
     others = [name for name in headers if matches(name.removeprefix("tessera/"), patterns)]
@@ -172,6 +202,8 @@ with tempfile.TemporaryDirectory() as folder:
     for wanted, words in (("core;models", "its package models was not installed"), ("core;vision", "its package vision was not installed"), ("core;sound", "there is no package sound")):
         done = configure("none", wanted=wanted)
         assert done.returncode != 0 and words in re.sub(r"\s+", " ", done.stdout), done.stdout
+    done = configure("none", version="99.0")
+    assert done.returncode != 0 and 'compatible with requested version "99.0"' in re.sub(r"\s+", " ", done.stdout), done.stdout
 
     install("models")
     assert {"tessera/models.h", "tessera/nn/lora.h"} <= check_headers(include, torch, compiler)
@@ -187,11 +219,12 @@ with tempfile.TemporaryDirectory() as folder:
     install("cli")
     program, module = prefix / "bin/tessera", next(prefix.glob("lib*/libtessera_cli_models.so"))
     assert "tokenize" in run(program, "data", "--help")
+    assert pathlib.Path(run(program, "--cmake-prefix").strip()).samefile(prefix)
     module.rename(module.with_suffix(".away"))
     done = subprocess.run([program, "data", "tokenize", "x"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == 1 and "tessera data needs Tessera's package models" in done.stdout, done
     for library in prefix.glob("lib*/libtessera*.so"):
-        check_libraries(library, source / "docs/getting-started.md")
+        check_libraries(library, source / "docs/install.md")
 
     (folder / "other").mkdir()
     for entry in torch.iterdir():
@@ -205,4 +238,12 @@ with tempfile.TemporaryDirectory() as folder:
         rules = (folder / name / "build.ninja").read_text()
         assert f"{folder}/other/lib/libtorch_cpu.so" in rules and f"{torch}/" not in rules, name
         assert ("libtessera_models" in rules) != core_only, name
+    major, minor, patch = (int(re.search(rf"TORCH_VERSION_{name} (\d+)", (torch / "include/torch/headeronly/version.h").read_text())[1])
+                           for name in ("MAJOR", "MINOR", "PATCH"))
+    for version in ((major, minor, patch + 1), (major, 12 if minor == 11 else 11, 0)):
+        place = relabelled(torch, folder / "version{}.{}.{}".format(*version), version)
+        done = configure(place.name + "-build", f"-DTESSERA_TORCH={place}", programs="empty")
+        assert (done.returncode == 0) == (version[1] == minor), done.stdout
+        refusal = f"so take a libtorch {major}.{minor}, or build Tessera again"
+        assert (refusal in re.sub(r"\s+", " ", done.stdout)) == (version[1] != minor), done.stdout
 print("the packages need what they say, and a program takes the libtorch that it is given")

@@ -12,6 +12,7 @@
 #include "tessera/base/numel.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/json_fault.h"
+#include "tessera/version.h"
 
 namespace tessera::checkpoint {
 namespace {

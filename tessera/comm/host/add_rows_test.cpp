@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include "tests/testing/bits.h"
+
 namespace tessera::add_rows_test {
 namespace {
 
@@ -64,6 +66,25 @@ TEST_P(AddRows, LeavesOtherNumbersAlone) {
   EXPECT_FALSE(add_rows(std::span(&doubles, 1), result, 1, &squares));
   EXPECT_EQ(result.sum().item<float>(), 0);
   EXPECT_EQ(squares, 1);
+}
+
+// The constants were computed on x86-64.
+TEST(AddRowsKernel, GivesTheSameBitsOnEveryProcessor) {
+  constexpr size_t kCount = 10'007;
+  const auto bits_of = [&](const auto& row, size_t ranks, at::ScalarType dtype) {
+    std::vector<std::span<const std::byte>> rows;
+    for (size_t rank = 0; rank < ranks; rank++) rows.push_back(std::as_bytes(std::span(row).subspan(rank, kCount)));
+    std::vector<float> sums(kCount);
+    std::vector<double> squares(1);
+    const auto result = at::from_blob(sums.data(), {static_cast<int64_t>(kCount)}, at::kFloat);
+    EXPECT_TRUE(tessera::add_rows(rows, dtype, result, static_cast<float>(ranks), squares.data()));
+    return testing::BitHash().add(sums).add(squares).value();
+  };
+  const auto floats = testing::fixed_floats(kCount + 3, 1);
+  const auto bfloats = testing::fixed_bfloats(kCount + 3, 1);
+  EXPECT_EQ(bits_of(floats, 2, at::kFloat), 0x0164b47a96860fc8ULL);
+  EXPECT_EQ(bits_of(floats, 3, at::kFloat), 0xe5a6e3c796ea27a9ULL);
+  EXPECT_EQ(bits_of(bfloats, 3, at::kBFloat16), 0x43617282ad6404f0ULL);
 }
 
 INSTANTIATE_TEST_SUITE_P(, AddRows, ::testing::Combine(::testing::Values(at::kFloat, at::kBFloat16), ::testing::Values(1, 2, 3, 7)));

@@ -84,6 +84,7 @@ class Link {
 
   /// Sets the functions that the link calls when it looks for deadlocks: whether the program waits for the current call, what that call is,
   /// and whether any calls are under way. `is_busy` may be called after the link is destroyed.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): links keep them
   virtual void ask(std::function<bool()> /*does_wait*/, std::function<std::string()> /*what*/, std::function<bool()> /*is_busy*/) {}
 
   /// Records that the calling thread of the program uses the group.

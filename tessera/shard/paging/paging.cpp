@@ -11,8 +11,10 @@
 #include <memory>
 
 #include "tessera/base/error.h"
+#include "tessera/base/loaded_libtorch.h"
 #include "tessera/base/log.h"
 #include "tessera/base/no_copy.h"
+#include "tessera/comm/simulation.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/backward/unit_node.h"
 #include "tessera/shard/deferred/deferred_storage.h"
@@ -20,6 +22,7 @@
 #include "tessera/shard/dispatch/operators.h"
 #include "tessera/shard/dispatch/watcher.h"
 #include "tessera/shard/forward_phase.h"
+#include "tessera/shard/paging/libtorch_checks.h"
 #include "tessera/shard/paging/locality.h"
 #include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/schedule/unit_state.h"
@@ -513,6 +516,11 @@ void install_paging() {
           "(torchdistx does so): {}",
           first_line(error));
     }
+  }();
+  [[maybe_unused]] static const bool is_sound = [] {
+    expect_fitting_libtorch();
+    if (Simulation::current() == nullptr) expect_sound_libtorch();  // simulated tensors have no values
+    return true;
   }();
 }
 

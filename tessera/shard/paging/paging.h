@@ -4,7 +4,8 @@
 
 namespace tessera {
 
-/// Installs the fallback, once per process. Throws UsageError if another library has installed a fallback on the same key.
+/// Installs the fallback, once per process, and runs the self-test. Throws UsageError if another library has installed a fallback on the same
+/// key, or if the loaded libtorch does not behave as Tessera needs it.
 void install_paging();
 
 }  // namespace tessera
