@@ -56,15 +56,8 @@ std::string Outcome::to_text() const {
 
 std::string Outcome::to_json() const {
   uint64_t parameters = 0;
-  auto facts = OutcomeJson::array(), uses = OutcomeJson::array();
-  for (const auto& unit : units) {
-    parameters += static_cast<uint64_t>(unit.parameters);
-    facts.push_back({{"name", unit.name},
-                     {"parameters", unit.parameters},
-                     {"unsharded", unit.unsharded},
-                     {"shard", unit.shard},
-                     {"residence", unit.residence}});
-  }
+  auto uses = OutcomeJson::array();
+  for (const auto& unit : units) parameters += static_cast<uint64_t>(unit.parameters);
   for (const auto& [phase, unit, begin, computes, waits, sends, memory] : last.schedule) {
     uses.push_back({{"pass", phase},
                     {"unit", unit},
@@ -80,7 +73,7 @@ std::string Outcome::to_json() const {
                             {"ranks_per_host", ranks_per_host},
                             {"machine", machine},
                             {"steps", steps},
-                            {"units", facts},
+                            {"units", nlohmann::json(units)},
                             {"parameters", parameters},
                             {"schedule", uses},
                             {"memory", {{"peak", last.peak.all()}, {"where", last.place}, {"kinds", kinds}}},

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/record.h"
+#include "tessera/comm/unit_figures.h"
 #include "tessera/simulate/memory.h"
 
 namespace tessera::simulate {

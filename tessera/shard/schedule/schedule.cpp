@@ -15,6 +15,7 @@
 #include "tessera/comm/record.h"
 #include "tessera/shard/dispatch/watcher.h"
 #include "tessera/shard/schedule/unit_state.h"
+#include "tessera/shard/unit/figures.h"
 #include "tessera/shard/unit/parameter_meta.h"
 
 namespace tessera {
@@ -487,18 +488,9 @@ std::vector<UnitFigures> Schedule::figures_of_members() const {
   std::vector<UnitFigures> all;
   const bool has_root = std::ranges::any_of(members_, [](Unit* unit) { return state_of(*unit).is_root; });
   for (auto* unit : members_) {
-    auto& own = all.emplace_back();
-    own.name = unit->name();
-    own.unsharded = unit->memory().unsharded_bytes(unit->buffers());
-    own.residence = unit->memory().residence;
+    auto& own = all.emplace_back(figures_of(*unit));
     own.depth = std::ranges::count_if(members_, [&](Unit* other) { return unit->name().starts_with(other->name() + "."); });
     if (has_root && !state_of(*unit).is_root) own.depth++;
-    for (const auto& group : unit->groups()) {
-      own.shard += group.own.nbytes();
-      const std::string dtype = c10::toString(group.unsharded_dtype);
-      if (own.dtype.find(dtype) == std::string::npos) own.dtype += (own.dtype.empty() ? "" : "+") + dtype;
-      for (const auto& parameter : group.parameters) own.parameters += parameter.span.numel;
-    }
   }
   return all;
 }
