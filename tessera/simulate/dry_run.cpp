@@ -94,7 +94,7 @@ class DryRun final : public Simulation, OperatorCosts {
     trains_ = true;
     if (phase == kWriting) {  // the optimizer's step enters all units at once
       place_ = "the optimizer's step";
-      if (present().phase == kStep) return;
+      if (present().pass == kStep) return;
       phase = kStep;
       unit = "";
     } else {
@@ -102,7 +102,7 @@ class DryRun final : public Simulation, OperatorCosts {
     }
     if (std::exchange(phase_, phase) != phase) take_units();
     const auto memory = memory_in_use().all();
-    step_.schedule.push_back({.phase = std::string(phase), .unit = std::string(unit), .begin = clocks.now - begin_, .memory = memory});
+    step_.schedule.push_back({.pass = std::string(phase), .unit = std::string(unit), .begin = clocks.now - begin_, .memory = memory});
   }
   /// Prints or writes the outcome.
   void report() {
