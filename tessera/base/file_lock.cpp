@@ -8,25 +8,23 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <climits>
 #include <cstring>
 #include <ctime>
 #include <thread>
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/process.h"
 
 namespace tessera {
 namespace {
 
 std::string own_name() {
-  std::array<char, HOST_NAME_MAX + 1> host{};
-  ::gethostname(host.data(), HOST_NAME_MAX);
   const auto now = std::time(nullptr);
   std::tm parts{};
   std::array<char, 32> since{};
   std::strftime(since.data(), since.size(), "%F %T", ::localtime_r(&now, &parts));
-  return fmt::format("process {} on {}, since {}", ::getpid(), host.data(), since.data());
+  return fmt::format("process {} on {}, since {}", ::getpid(), host_name(), since.data());
 }
 
 /// Reads the owner's name. Waits a moment for it, because an owner takes the lock before it writes its name.

@@ -6,7 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <filesystem>
 #include <thread>
@@ -139,6 +141,11 @@ void become(const std::vector<std::string>& command) {
   words.push_back(nullptr);
   ::execvp(words.front(), words.data());
   throw IoError("can't start '{}': {}", command.front(), why_not_started(command.front(), errno));
+}
+
+std::string host_name() {
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  return ::gethostname(name.data(), HOST_NAME_MAX) == 0 && name[0] != '\0' ? name.data() : "localhost";
 }
 
 std::string this_program() {

@@ -54,6 +54,9 @@ class Process {
 /// Replaces this process by a program, with this process's environment. Throws IoError if the program can't be started.
 [[noreturn]] void become(const std::vector<std::string>& command);
 
+/// Name of this host.
+std::string host_name();
+
 /// Path of the running program.
 std::string this_program();
 

@@ -26,9 +26,6 @@ class Help : public CLI::Formatter {
     return text + (examples.empty() ? "" : "\n") + (more.empty() ? "" : more + "\n\n") + kExitStatus;
   }
 
-  /// Whether output to the stream may have colours: it is a terminal that can show them, and the user did not refuse them (no-color.org).
-  static bool has_colour(int stream) { return ::isatty(stream) != 0 && env("TERM").value_or("dumb") != "dumb" && !env("NO_COLOR"); }
-
   /// Returns "-n, --nproc-per-node".
   static std::string names_of(const CLI::Option& option) { return CLI::detail::find_and_replace(option.get_name(false, true), ",", ", "); }
 
@@ -54,7 +51,7 @@ class Help : public CLI::Formatter {
     auto text = make_description(app) + make_usage(app, std::move(name)) + make_groups(app, mode) + make_subcommands(app, mode) + "\n" +
                 make_footer(app);
     text = CLI::detail::find_and_replace(text, "\n\n\n", "\n\n");
-    return has_colour(STDOUT_FILENO) ? with_bold_headings(text) : text;
+    return has_colour() ? with_bold_headings(text) : text;
   }
 
  protected:
@@ -75,6 +72,8 @@ class Help : public CLI::Formatter {
  private:
   static constexpr size_t kWidth = 80, kIndent = 27;
 
+  /// Whether standard output is a terminal that can show colours, and the user did not refuse them (no-color.org).
+  static bool has_colour() { return ::isatty(STDOUT_FILENO) != 0 && env("TERM").value_or("dumb") != "dumb" && !env("NO_COLOR"); }
   /// Makes headings such as "Options:" bold, and the first word of a usage line.
   static std::string with_bold_headings(const std::string& text) {
     std::string result;

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -13,6 +12,7 @@
 
 #include "tessera/base/format.h"
 #include "tessera/base/middle.h"
+#include "tessera/base/process.h"
 #include "tessera/base/product_speed.h"
 #include "tessera/base/table.h"
 #include "tessera/base/words.h"
@@ -79,11 +79,6 @@ void measure_pair(const Communicator& two, RankPair& pair, const at::TensorOptio
     pair.bandwidth = static_cast<double>(bytes) / moving;
     if (moving > std::chrono::duration<double>(kShortestTransfer).count()) break;
   }
-}
-
-std::string own_host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 && name[0] != '\0' ? name.data() : "unknown";
 }
 
 }  // namespace
@@ -219,7 +214,7 @@ Speeds measured_speeds(const Communicator& world) {
   const auto all = values.to(world.traits().device);
   world.all_reduce(all).wait();
   values.copy_(all);
-  Speeds speeds{.topology = world.topology(), .hosts = world.texts(own_host_name(), {}), .computing = {value, value + ranks}, .pairs = {}};
+  Speeds speeds{.topology = world.topology(), .hosts = world.texts(host_name(), {}), .computing = {value, value + ranks}, .pairs = {}};
   of_pair = value + ranks;
   for (const auto& round : rounds) {
     for (const auto& pair : round) {

@@ -19,16 +19,10 @@
 namespace tessera {
 
 struct Envelope;
+struct UnitFigures;
 
-/// A unit of a model, and the figures of all models of a rank, for the files of a run.
-struct UnitFigures {
-  std::string name;
-  int64_t parameters = 0;
-  uint64_t unsharded = 0, shard = 0;  // bytes
-  std::string dtype, residence;
-  int64_t depth = 0;
-};
 using ModelUnits = std::shared_ptr<const std::vector<UnitFigures>>;  // another one when the units of the model change
+/// The figures of all models of a rank, for the files of a run.
 struct ModelFigures {
   std::vector<ModelUnits> models;
   std::map<std::string, uint64_t> memory;    // bytes by kind; `unsharded` is a peak

@@ -28,10 +28,10 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/record.h"
 #include "tessera/comm/trace.h"
+#include "tessera/comm/unit_figures.h"
 
 namespace tessera {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(UnitFigures, name, parameters, unsharded, shard, dtype, residence, depth)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepTimes, steps, compute, unshard, reduce, optimizer, other)
 
 namespace {

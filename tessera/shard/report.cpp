@@ -14,7 +14,7 @@
 #include "tessera/shard/advice.h"
 #include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/schedule/unit_state.h"
-#include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/figures.h"
 #include "tessera/shard/unit/units.h"
 
 namespace tessera {
@@ -30,34 +30,27 @@ using Row = std::array<std::string, kColumns>;
 constexpr std::string_view kAlignments = "<>>><<>>";  // words begin at the left of their columns, numbers end at the right
 
 /// The name, indented and shortened in its middle, so that the columns of numbers stay on the screen.
-std::string shown_name(const std::string& name, size_t depth) {
+std::string shown_name(const std::string& name, int64_t depth) {
   constexpr size_t kMost = 40, kEnd = 18;
   const auto shown = name.size() <= kMost ? name : name.substr(0, kMost - kEnd - 3) + "..." + name.substr(name.size() - kEnd);
-  return std::string(2 * depth, ' ') + shown;
+  return std::string(static_cast<size_t>(2 * depth), ' ') + shown;
 }
 
-int64_t numel_of(const Unit& unit) {
-  int64_t numel = 0;
-  for (const auto& parameter : parameters_of(unit)) numel += parameter.span.numel;
-  return numel;
-}
+struct InTree {
+  std::shared_ptr<Unit> unit;
+  UnitFigures figures;
+};
 
-Row row_of(Unit& unit, size_t depth) {
-  const auto lock = unit.schedule()->lock();
-  const auto& memory = unit.memory();
-  std::set<std::string> dtypes;
-  uint64_t shard_bytes = 0;
-  for (const auto& group : unit.groups()) {
-    shard_bytes += group.own.nbytes();
-    dtypes.insert(c10::toString(group.unsharded_dtype));
-  }
-  const auto& counters = unit.counters();
-  return {shown_name(unit.name(), depth),
-          fmt::format("{}", numel_of(unit)),
-          bytes_text(memory.unsharded_bytes(unit.buffers())),
-          bytes_text(shard_bytes),
-          fmt::format("{}", fmt::join(dtypes, "+")),
-          fmt::format("{}{}", memory.residence, memory.disk ? ", disk" : ""),
+Row row_of(const InTree& in_tree) {
+  const auto& [unit, figures] = in_tree;
+  const auto lock = unit->schedule()->lock();
+  const auto& counters = unit->counters();
+  return {shown_name(figures.name, figures.depth),
+          fmt::format("{}", figures.parameters),
+          bytes_text(figures.unsharded),
+          bytes_text(figures.shard),
+          figures.dtype,
+          figures.residence + (unit->memory().disk ? ", disk" : ""),
           fmt::format("{}", counters.gathers),
           bytes_text(counters.gathered_bytes)};
 }
@@ -70,11 +63,6 @@ bool is_of_model(Unit& unit) {
   return !unit.groups().front().parameters.front().name.starts_with(place + ".");
 }
 
-struct InTree {
-  std::shared_ptr<Unit> unit;
-  size_t depth = 0;
-};
-
 /// Returns the units in an order in which each comes after the units whose modules contain its module.
 std::vector<InTree> in_tree_order(const std::vector<std::shared_ptr<Unit>>& all) {
   const auto contains = [](const std::shared_ptr<Unit>& outer, const std::shared_ptr<Unit>& inner) {
@@ -83,11 +71,14 @@ std::vector<InTree> in_tree_order(const std::vector<std::shared_ptr<Unit>>& all)
   };
   std::vector<InTree> result;
   for (const auto& unit : all) {
-    const auto depth = std::ranges::count_if(all, [&](const auto& other) { return contains(other, unit); });
+    const LockedState state(*unit);
+    auto figures = figures_of(*unit);
+    figures.depth = std::ranges::count_if(all, [&](const auto& other) { return contains(other, unit); });
+    figures.keeps = state->settings.reshard_after_forward.keeps(/*is_root=*/false);
     // An outer unit may be listed after its inner units, because its own parameters may be. It is inserted before the first unit that it
     // contains.
     const auto at = std::ranges::find_if(result, [&](const InTree& known) { return contains(unit, known.unit); });
-    result.insert(at, {.unit = unit, .depth = static_cast<size_t>(depth)});
+    result.insert(at, {.unit = unit, .figures = std::move(figures)});
   }
   return result;
 }
@@ -104,43 +95,37 @@ uint64_t bytes_below(const Unit& unit, const std::string& prefix) {
   return bytes;
 }
 
-UnitFacts unit_facts(const InTree& in_tree) {
-  auto& unit = *in_tree.unit;
-  const bool is_gathered = unit.mesh().shard().size() > 1 && unit.memory().residence != "node-shared";
-  const LockedState state(unit);
-  return {.name = unit.name(),
-          .bytes = is_gathered ? bytes_below(unit, "") : 0,
-          .depth = in_tree.depth,
-          .keeps = state->settings.reshard_after_forward.keeps(/*is_root=*/false)};
-}
-
 /// Lists the modules below `module`, whose unit this is, down to modules that have units of their own. `path` is below the unit's module.
-void add_parts(UnitFacts& facts, const Unit& unit, const torch::nn::Module& module, const std::string& path, size_t depth) {
+void add_parts(UnitFigures& figures, const Unit& unit, const torch::nn::Module& module, const std::string& path, int64_t depth) {
   for (const auto& child : module.named_children()) {
     const auto inside = path_below(path, child.key());
-    const PartFacts part{.class_name = class_name(*child.value()), .bytes = bytes_below(unit, inside + "."), .depth = depth};
+    const UnitPart part{.class_name = class_name(*child.value()), .bytes = bytes_below(unit, inside + "."), .depth = depth};
     if (part.bytes == 0 || boundary_of(*child.value()).is_sharded) continue;
     const bool is_container = part.class_name == "ModuleList" || part.class_name == "ModuleDict" || part.class_name == "Sequential";
-    if (!is_container) facts.parts.push_back(part);
-    add_parts(facts, unit, *child.value(), inside, depth + (is_container ? 0 : 1));
+    if (!is_container) figures.parts.push_back(part);
+    add_parts(figures, unit, *child.value(), inside, depth + (is_container ? 0 : 1));
   }
 }
 
-std::vector<UnitFacts> facts_of_units(ConstModuleRef model, const std::vector<InTree>& tree) {
-  std::vector<UnitFacts> facts;
-  for (const auto& in_tree : tree) facts.push_back(unit_facts(in_tree));
+std::vector<UnitFigures> figures_for_advice(ConstModuleRef model, const std::vector<InTree>& tree) {
+  std::vector<UnitFigures> all;
+  for (const auto& [unit, figures] : tree) {
+    const bool is_gathered = unit->mesh().shard().size() > 1 && figures.residence != "node-shared";
+    all.push_back(figures);
+    all.back().unsharded = is_gathered ? bytes_below(*unit, "") : 0;
+  }
   const auto add_class = [&](const torch::nn::Module& module) {
     for (const auto& unit : units_of(module)) {
       const auto at = std::ranges::find(tree, unit, &InTree::unit) - tree.begin();
       const bool is_of_several = unit->name().find('+') != std::string::npos;
-      if (at == std::ssize(tree) || is_of_several || !facts[at].class_name.empty()) continue;
-      facts[at].class_name = class_name(module);
-      add_parts(facts[at], *unit, module, {}, 1);
+      if (at == std::ssize(tree) || is_of_several || !all[at].class_name.empty()) continue;
+      all[at].class_name = class_name(module);
+      add_parts(all[at], *unit, module, {}, 1);
     }
   };
   add_class(*model);
   for (const auto& module : model->modules(/*include_self=*/false)) add_class(*module);
-  return facts;
+  return all;
 }
 
 std::string advice_lines(const std::vector<Advice>& advice) {
@@ -191,9 +176,9 @@ std::string describe(ConstModuleRef module) {
   std::vector<Row> rows = {{"unit", "parameters", "unsharded", "shard", "dtype", "residence", "unshards", "received"}};
   int64_t parameters = 0, buffers = 0;
   const auto tree = in_tree_order(units(module));
-  for (const auto& [unit, depth] : tree) {
-    rows.push_back(row_of(*unit, depth));
-    parameters += numel_of(*unit);
+  for (const auto& in_tree : tree) {
+    rows.push_back(row_of(in_tree));
+    parameters += in_tree.figures.parameters;
   }
   if (rows.size() == 1) return "no module here is sharded; call tessera::fully_shard first\n";
   const auto total = counters(module);
@@ -203,7 +188,7 @@ std::string describe(ConstModuleRef module) {
                      counted(buffers, "value"), total.gathered_bytes == 0 ? "nothing" : bytes_text(total.gathered_bytes)) +
          fmt::format("peak of unsharded units {}, uses not foreseen {}, prefetches cancelled {}\n", bytes_text(total.peak_unsharded_bytes),
                      total.misses, total.cancelled) +
-         advice_lines(advice_on_units(facts_of_units(module, tree)));
+         advice_lines(advice_on_units(figures_for_advice(module, tree)));
 }
 
 }  // namespace tessera

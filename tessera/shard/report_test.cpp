@@ -135,10 +135,10 @@ TEST(Describe, SaysWhatUnitsCostAndHasNoAdviceForAModelThatIsDividedWell) {
 }
 
 /// A root and four blocks.
-std::vector<UnitFacts> divided_well() {
-  std::vector<UnitFacts> units = {{.name = "Net", .bytes = 8'000'000}};
+std::vector<UnitFigures> divided_well() {
+  std::vector<UnitFigures> units = {{.name = "Net", .unsharded = 8'000'000}};
   for (const std::string name : {"a", "b", "c", "d"})
-    units.push_back({.name = name, .class_name = "Block", .bytes = 10'000'000, .depth = 1, .parts = {}});
+    units.push_back({.name = name, .class_name = "Block", .unsharded = 10'000'000, .depth = 1, .parts = {}});
   return units;
 }
 
@@ -155,7 +155,7 @@ TEST(Advice, IsNotGivenToAModelThatIsDividedWell) {
 TEST(Advice, NamesAUnitThatIsTooLargeAndWhatItsPartsWouldSave) {
   auto units = divided_well();
   auto& large = units[2];
-  large.bytes = 60'000'000;
+  large.unsharded = 60'000'000;
   large.parts = {3, {.class_name = "Inner", .bytes = 20'000'000}};
   const auto advice = advice_on_units(units);
   ASSERT_EQ(advice.size(), 1);
@@ -173,13 +173,13 @@ TEST(Advice, NamesAUnitThatIsTooLargeAndWhatItsPartsWouldSave) {
 
 TEST(Advice, CountsTheCollectivesThatMergingSmallUnitsSaves) {
   auto units = divided_well();
-  for (auto& unit : units) unit.bytes = 1000;
+  for (auto& unit : units) unit.unsharded = 1000;
   const auto advice = advice_on_units(units);
   ASSERT_EQ(advice.size(), 1);
   EXPECT_THAT(advice[0].evidence, ::testing::HasSubstr("As 1 unit they would save 9 collectives a step"));
   EXPECT_THAT(advice[0].change, ::testing::HasSubstr("policy.merge_below = 400000;"));
   EXPECT_THAT(names_of(advice_on_units(units, 1e9)), ::testing::IsEmpty()) << "measured: nobody waits for them";
-  for (auto& unit : units) unit.bytes = 0;
+  for (auto& unit : units) unit.unsharded = 0;
   EXPECT_THAT(names_of(advice_on_units(units)), ::testing::IsEmpty()) << "node-shared";
 }
 

@@ -94,7 +94,7 @@ class DryRun final : public Simulation, OperatorCosts {
     trains_ = true;
     if (phase == kWriting) {  // the optimizer's step enters all units at once
       place_ = "the optimizer's step";
-      if (present().phase == kStep) return;
+      if (present().pass == kStep) return;
       phase = kStep;
       unit = "";
     } else {
@@ -102,7 +102,7 @@ class DryRun final : public Simulation, OperatorCosts {
     }
     if (std::exchange(phase_, phase) != phase) take_units();
     const auto memory = memory_in_use().all();
-    step_.schedule.push_back({.phase = std::string(phase), .unit = std::string(unit), .begin = clocks.now - begin_, .memory = memory});
+    step_.schedule.push_back({.pass = std::string(phase), .unit = std::string(unit), .begin = clocks.now - begin_, .memory = memory});
   }
   /// Prints or writes the outcome.
   void report() {
@@ -198,8 +198,8 @@ Communicator dry_world(std::chrono::milliseconds limit) {
     if (!ranks || *ranks < 1 || *ranks > kMostRanks || here < 1)
       throw ConfigError("TESSERA_DRY_RUN='{}' is not a number of ranks, such as 64, or 64/8 for 8 ranks on each host", text);
     if (*ranks > here && *ranks % here != 0)
-      throw ConfigError("TESSERA_DRY_RUN='{}': {} ranks do not fill hosts of {}; simulate a multiple, or TESSERA_DRY_RUN={}/N", text, *ranks, here,
-                        *ranks);
+      throw ConfigError("TESSERA_DRY_RUN='{}': {} ranks do not fill hosts of {}; simulate a multiple, or TESSERA_DRY_RUN={}/N", text, *ranks,
+                        here, *ranks);
     machine.ranks_per_host = std::min(*ranks, here);
     run = new DryRun(machine, {.ranks = *ranks, .ranks_per_host = machine.ranks_per_host, .machine = name});
     std::atexit([] { run->report(); });

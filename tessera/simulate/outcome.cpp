@@ -38,7 +38,7 @@ std::string Outcome::to_text() const {
   if (last.schedule.empty()) return text + "\nthe program ended before its first backward pass, so no schedule and no memory is known\n";
   std::vector<std::array<std::string, 7>> uses = {{"pass", "unit", "at", "computes", "waits", "sends", "memory"}};
   for (const auto& use : last.schedule)
-    uses.push_back({use.phase, use.unit, duration_text(use.begin), duration_text(use.computes), duration_text(use.waits),
+    uses.push_back({use.pass, use.unit, duration_text(use.begin), duration_text(use.computes), duration_text(use.waits),
                     size_of(use.sends), size_of(use.memory)});
   text += fmt::format("\nstep {}\n", steps) + short_table(uses, "<<>>>>>");
   text += fmt::format("\nmemory   {} at the most, in {}:", size_of(last.peak.all()), last.place);
@@ -56,33 +56,16 @@ std::string Outcome::to_text() const {
 
 std::string Outcome::to_json() const {
   uint64_t parameters = 0;
-  auto facts = OutcomeJson::array(), uses = OutcomeJson::array();
-  for (const auto& unit : units) {
-    parameters += static_cast<uint64_t>(unit.parameters);
-    facts.push_back({{"name", unit.name},
-                     {"parameters", unit.parameters},
-                     {"unsharded", unit.unsharded},
-                     {"shard", unit.shard},
-                     {"residence", unit.residence}});
-  }
-  for (const auto& [phase, unit, begin, computes, waits, sends, memory] : last.schedule) {
-    uses.push_back({{"pass", phase},
-                    {"unit", unit},
-                    {"begin", begin},
-                    {"computes", computes},
-                    {"waits", waits},
-                    {"sends", sends},
-                    {"memory", memory}});
-  }
+  for (const auto& unit : units) parameters += static_cast<uint64_t>(unit.parameters);
   OutcomeJson kinds;
   for (size_t i = 0; i < kMemoryKinds; i++) kinds[std::string(name(static_cast<MemoryKind>(i)))] = last.peak[i];
   const OutcomeJson json = {{"world", ranks},
                             {"ranks_per_host", ranks_per_host},
                             {"machine", machine},
                             {"steps", steps},
-                            {"units", facts},
+                            {"units", nlohmann::json(units)},
                             {"parameters", parameters},
-                            {"schedule", uses},
+                            {"schedule", nlohmann::json(last.schedule)},
                             {"memory", {{"peak", last.peak.all()}, {"where", last.place}, {"kinds", kinds}}},
                             {"traffic", {{"gathered", last.gathered}, {"reduced", last.reduced}, {"across", last.across}}},
                             {"time",

@@ -6,17 +6,18 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/record.h"
+#include "tessera/comm/unit_figures.h"
 #include "tessera/simulate/memory.h"
 
 namespace tessera::simulate {
 
 /// One use of a unit, from when it is entered to the next use.
 struct UnitUse {
-  std::string phase, unit;
+  std::string pass, unit;
   double begin = 0, computes = 0, waits = 0;  // seconds
   uint64_t sends = 0, memory = 0;             // bytes; the most memory that was in use
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(UnitUse, pass, unit, begin, computes, waits, sends, memory)
 
 struct StepOutcome {
   std::vector<UnitUse> schedule;

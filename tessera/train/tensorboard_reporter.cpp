@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/process.h"
 
 namespace tessera::train {
 namespace {
@@ -94,17 +95,12 @@ int64_t time_of_next(const std::filesystem::path& folder) try {
   throw IoError("the metrics folder {} can't be read: {}", folder, error.what());
 }
 
-std::string host() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 && name[0] != '\0' ? name.data() : "localhost";
-}
-
 }  // namespace
 
 TensorBoardReporter::TensorBoardReporter(std::filesystem::path folder, const ReporterOptions& options) : path_(std::move(folder)) {
   if (options.rank != 0) return;
   make_folders_for(path_ / kFirstOfName);
-  path_ /= fmt::format("{}{:010}.{}.{}", kFirstOfName, time_of_next(path_), host(), ::getpid());
+  path_ /= fmt::format("{}{:010}.{}.{}", kFirstOfName, time_of_next(path_), host_name(), ::getpid());
   file_ = open_report(path_, O_APPEND | O_EXCL);
   write_event(0, bytes_field(kVersionOfFile, "brain.Event:2"));
   constexpr int64_t kStart = 1;

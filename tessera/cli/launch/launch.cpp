@@ -37,8 +37,8 @@ const std::map<std::string, Tee> kTees = {{"none", Tee::None}, {"out", Tee::Out}
 void refuse_to_be_a_rank() {
   if (const auto size = env("WORLD_SIZE"); size && *size != "1") {
     throw ConfigError(
-        "launch starts all ranks itself, but WORLD_SIZE={} says that launch is itself one of several ranks; let the other launcher start the "
-        "program, or unset WORLD_SIZE",
+        "launch starts all ranks itself, but WORLD_SIZE={} says that launch is itself one of several ranks; let the other launcher start "
+        "the program, or unset WORLD_SIZE",
         *size);
   }
   const auto identity = identity_from_environment();
@@ -73,8 +73,8 @@ struct LaunchFlags {
 ConfigError missing_ranks(const std::vector<std::string>& program) {
   const auto is_it = [](const std::string& word) { return word == "-n" || word.starts_with("--nproc"); };
   const bool is_behind = std::ranges::any_of(program, is_it);
-  return ConfigError(is_behind ? "--nproc-per-node comes after the program, so the program gets it; write flags of launch before the program: "
-                                 "tessera launch --nproc-per-node N PROGRAM ARGS..."
+  return ConfigError(is_behind ? "--nproc-per-node comes after the program, so the program gets it; write flags of launch before the "
+                                 "program: tessera launch --nproc-per-node N PROGRAM ARGS..."
                                : "--nproc-per-node is required, or num_processes in the configuration; see tessera launch --help");
 }
 
@@ -247,7 +247,8 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
       ->check(from_to(1, 100'000));
   auto* endpoint = command
                        ->add_option("--rdzv-endpoint", flags->endpoint,
-                                    "HOST:PORT at which the other nodes reach node 0, with --nnodes; the same as --main-process-ip and --main-process-port")
+                                    "HOST:PORT at which the other nodes reach node 0, with --nnodes; the same as "
+                                    "--main-process-ip and --main-process-port")
                        ->type_name("ENDPOINT");
   command->add_option("--max-restarts", flags->max_restarts, "How often all ranks are started again after a failure")
       ->type_name("N")
@@ -255,7 +256,8 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
       ->check(from_to(0, 1'000'000));
   command
       ->add_option("--min-ranks", flags->min_ranks,
-                   "After a failure, start again without the ranks that were killed and the nodes that are lost, if at least N ranks are left")
+                   "After a failure, start again without the ranks that were killed and the nodes that are lost, if at least N ranks are "
+                   "left")
       ->type_name("N")
       ->check(from_to(1, 1'000'000))
       ->needs("--max-restarts");
@@ -266,7 +268,8 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
       ->check(one_of({"none", "out", "err", "both"}))
       ->needs(logs);
   command
-      ->add_option("--grace,--shutdown-timeout", flags->grace, "How many seconds ranks may still run after a signal that asks launch to end")
+      ->add_option("--grace,--shutdown-timeout", flags->grace,
+                   "How many seconds ranks may still run after a signal that asks launch to end")
       ->type_name("S")
       ->capture_default_str()
       ->check(from_to(0, 86'400));
@@ -276,8 +279,8 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
       ->check(from_to(2, 86'400));
   command
       ->add_option("--record", flags->record,
-                   "Leave the record of the run in FOLDER (TESSERA_RECORD): facts, a line a second, and traces. A run that has failed or was "
-                   "interrupted is continued there")
+                   "Leave the record of the run in FOLDER (TESSERA_RECORD): facts, a line a second, and traces. A run that has failed or "
+                   "was interrupted is continued there")
       ->type_name("FOLDER");
   auto* standalone =
       command->add_flag("--standalone", flags->standalone, "All ranks are on this host, which is so in any case unless --nnodes is given");

@@ -5,13 +5,12 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
-#include <array>
-#include <climits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/port.h"
+#include "tessera/base/process.h"
 #include "tessera/base/quiet_thread.h"
 #include "tessera/base/words.h"
 #include "tessera/comm/host/rendezvous.h"
@@ -30,12 +29,6 @@ constexpr auto kPatience = std::chrono::milliseconds(200);
 constexpr auto kMeeting = std::chrono::seconds(300);  // how long to wait until all nodes are there
 constexpr auto kNotice = std::chrono::seconds(10);    // after this time, a line says which nodes are missing
 constexpr auto kFarewell = std::chrono::seconds(5);   // how long node 0 waits for others to read the verdict before it ends
-
-std::string host_name() {
-  std::array<char, HOST_NAME_MAX + 1> name{};
-  ::gethostname(name.data(), HOST_NAME_MAX);
-  return name.data();
-}
 
 std::string name_nodes(const std::set<int>& nodes) {
   return fmt::format("node{} {}", nodes.size() == 1 ? "" : "s", fmt::join(nodes, ", "));

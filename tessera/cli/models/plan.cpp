@@ -261,8 +261,8 @@ class PlanCommand {
                        plan.time_text("step"),
                        is_program_ ? "" : train::short_number(tokens_per_second(plan)),
                        duration_text(plan.time("compute") + plan.time("optimizer")),
-                       size_text(traffic.at("gathered").get<double>() + traffic.at("reduced").get<double>()), plan.time_text("communication"),
-                       plan.time_text("exposed")});
+                       size_text(traffic.at("gathered").get<double>() + traffic.at("reduced").get<double>()),
+                       plan.time_text("communication"), plan.time_text("exposed")});
       auto& row = kinds[p + 1];
       row = {plan.name, ranks};
       for (size_t i = 0; i < kMemoryKinds; i++) row[kFirst + i] = size_text(plan.kind(name(static_cast<MemoryKind>(i))));
@@ -336,8 +336,8 @@ void add_plan(CLI::App& app, std::function<int()>& chosen) {
   const auto flags = std::make_shared<PlanFlags>();
   command
       ->add_option("MODEL", flags->words,
-                   "A Hugging Face folder, its config.json, a .safetensors file beside one, or a GGUF file, whose weights are not read; or, after --, "
-                   "a program that trains, with its arguments")
+                   "A Hugging Face folder, its config.json, a .safetensors file beside one, or a GGUF file, whose weights are not read; or, after "
+                   "--, a program that trains, with its arguments")
       ->required()
       ->expected(1, 1 << 20);
   command->add_option("-n,--ranks", flags->worlds, "How many ranks there are in all; may be repeated")
@@ -349,7 +349,8 @@ void add_plan(CLI::App& app, std::function<int()>& chosen) {
       ->check(from_to(1, kMostPlannedRanks));
   command
       ->add_option("--strategy", flags->strategies,
-                   "How to shard; may be repeated. All that make sense unless given, and a program as it is; a program with a Trainer follows")
+                   "How to shard; may be repeated. All that make sense unless given, and a program as it is; a program with a Trainer "
+                   "follows")
       ->allow_extra_args(false)
       ->check(one_of({"FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD", kNodeShared}));
   command->add_option("--precision", flags->precision, "In which dtype to compute; a program with a Trainer follows")

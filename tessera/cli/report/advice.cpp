@@ -67,13 +67,10 @@ class Adviser {
   }
 
   void sizes_of_units() {
-    std::vector<UnitFacts> units;
-    for (size_t i = 0; i < run_.units.size(); i++) {
-      const auto& unit = run_.units[i];
-      units.push_back({.name = unit.name,
-                       .bytes = unit.residence == "node-shared" ? 0 : static_cast<uint64_t>(unit.unsharded),
-                       .depth = static_cast<size_t>(unit.depth),
-                       .waits = all_.untimed.empty() ? all_.units[i].transfer_waits / step_ : 0});
+    auto units = run_.units;
+    for (size_t i = 0; i < units.size(); i++) {
+      if (units[i].residence == "node-shared") units[i].unsharded = 0;
+      if (all_.untimed.empty()) units[i].waits = all_.units[i].transfer_waits / step_;
     }
     std::ranges::move(advice_on_units(units, std::max(1.0, all_.peak_bytes)), std::back_inserter(found_));
   }

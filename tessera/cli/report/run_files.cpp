@@ -144,7 +144,7 @@ RecordedRun read_run(const std::filesystem::path& folder, Extent extent) {
     const auto world = run.facts.at("world").get<int>();
     if (run.facts.value("format", 1) != 1 || world < 1 || world > kLargestWorld)
       throw ConfigError("{} is of another format than this version of tessera reads", file);
-    run.units = run.facts.value("units", std::vector<RecordedUnit>());
+    run.units = run.facts.value("units", std::vector<UnitFigures>());
     run.ranks.resize(world);
     const auto hosts = run.facts.value("hosts", std::vector<std::string>());
     for (size_t rank = 0; rank < std::min(hosts.size(), run.ranks.size()); rank++) run.ranks[rank].host = hosts[rank];

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/comm/unit_figures.h"
+
 namespace tessera::cli::reports {
 
 /// Bytes by kind, such as "process" or "unsharded".
@@ -38,13 +40,6 @@ struct TraceEvent {
   int last = -1;                                            // which one
 };
 
-struct RecordedUnit {
-  std::string name, dtype, residence;
-  double parameters = 0, unsharded = 0, shard = 0;
-  int depth = 0;
-};
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(RecordedUnit, name, dtype, residence, parameters, unsharded, shard, depth)
-
 struct RecordedRank {
   std::string host;
   std::vector<RankLine> lines;
@@ -55,7 +50,7 @@ struct RecordedRank {
 struct RecordedRun {
   std::filesystem::path folder;
   nlohmann::json facts;  // run.json
-  std::vector<RecordedUnit> units;
+  std::vector<UnitFigures> units;
   std::vector<RecordedRank> ranks;                                         // one for each rank of the world
   std::map<std::string, std::vector<std::pair<int64_t, double>>> metrics;  // steps and values; NaN where a value was not finite
   std::map<std::string, double> moved;                                     // by how many seconds the clocks of hosts were moved

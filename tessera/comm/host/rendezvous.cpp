@@ -9,9 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
-#include <climits>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -27,6 +25,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/fd.h"
 #include "tessera/base/log.h"
+#include "tessera/base/process.h"
 #include "tessera/base/secret.h"
 #include "tessera/base/words.h"
 #include "tessera/comm/host/addresses.h"
@@ -256,11 +255,9 @@ int next_round(const StorePtr& store, int rank) {
 
 std::string host_id() {
   if (const auto given = env("TESSERA_HOST_ID")) return *given;
-  std::array<char, HOST_NAME_MAX + 1> name{};
-  ::gethostname(name.data(), HOST_NAME_MAX);
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return fmt::format("{}/{}", name.data(), boot);
+  return fmt::format("{}/{}", host_name(), boot);
 }
 
 std::vector<std::string> exchange(const StorePtr& store, const Identity& identity, const std::string& topic, const std::string& own,

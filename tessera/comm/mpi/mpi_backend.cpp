@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <utility>
 
@@ -61,28 +63,11 @@ class MpiMessage final : public c10d::Work {
 };
 
 MpiType mpi_type(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kChar:
-      return MpiType::Int8;
-    case at::kByte:
-      return MpiType::UInt8;
-    case at::kShort:
-      return MpiType::Int16;
-    case at::kInt:
-      return MpiType::Int32;
-    case at::kLong:
-      return MpiType::Int64;
-    case at::kFloat:
-      return MpiType::Float;
-    case at::kDouble:
-      return MpiType::Double;
-    case at::kHalf:
-      return MpiType::Half;
-    case at::kBFloat16:
-      return MpiType::BFloat16;
-    default:
-      throw std::runtime_error(fmt::format("transport mpi adds no {}", c10::toString(tensor.scalar_type())));
-  }
+  constexpr std::array kTypes = {at::kChar,  at::kByte,   at::kShort, at::kInt,     at::kLong,
+                                 at::kFloat, at::kDouble, at::kHalf,  at::kBFloat16};  // in the order of MpiType
+  const auto* const found = std::ranges::find(kTypes, tensor.scalar_type());
+  if (found == kTypes.end()) throw std::runtime_error(fmt::format("transport mpi adds no {}", c10::toString(tensor.scalar_type())));
+  return static_cast<MpiType>(found - kTypes.begin());
 }
 
 MpiOp mpi_op(const c10d::ReduceOp& op) {

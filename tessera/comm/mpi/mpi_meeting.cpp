@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <array>
 #include <climits>
@@ -15,6 +14,7 @@
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/process.h"
 #include "tessera/base/secret.h"
 #include "tessera/comm/host/store_client.h"
 #include "tessera/comm/host/store_server.h"
@@ -56,12 +56,6 @@ void copy_into(std::array<char, size>& target, const std::string& text, std::str
   std::ranges::copy(text, target.begin());
 }
 
-std::string own_host_name() {
-  std::array<char, HOST_NAME_MAX + 1> name{};
-  ::gethostname(name.data(), HOST_NAME_MAX);
-  return name.data();
-}
-
 thread_local std::optional<MpiHandle> given_communicator;
 
 /// A secret that the user has given does not travel.
@@ -73,7 +67,7 @@ std::string secret_of(const MpiAddress& address) {
 MpiAddress serve_for_mpi(bool one_host, Clock::time_point end) {
   MpiAddress address;
   copy_into(address.secret, random_secret(), "the secret");
-  copy_into(address.host, one_host ? "127.0.0.1" : env("MASTER_ADDR").value_or(own_host_name()), "MASTER_ADDR");
+  copy_into(address.host, one_host ? "127.0.0.1" : env("MASTER_ADDR").value_or(host_name()), "MASTER_ADDR");
   auto listener = listen_at(address.host.data(), 0, one_host, end);
   sockaddr_storage own{};
   socklen_t length = sizeof own;
