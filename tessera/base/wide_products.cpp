@@ -242,7 +242,7 @@ bool has_avx512fp16() {
 
 }  // namespace
 
-bool multiplies_slowly(at::ScalarType dtype) {
+bool multiplies_slowly([[maybe_unused]] at::ScalarType dtype) {
 #if defined(__x86_64__)
   static const bool no_bfloat16 = __builtin_cpu_supports("avx512bf16") == 0;  // processors with AMX have it, too
   static const bool no_float16 = !has_avx512fp16();
