@@ -4,7 +4,7 @@ import textwrap
 WIDTH = 460
 STYLE = ("text{font:12px sans-serif;fill:#444}.head{font-weight:bold}.name,.mark{text-anchor:end}.where{fill:#666}.own{fill:#2a7f62}.other{fill:#b9c4c9}"
          ".axis{fill:none;stroke:#999}"
-         "@media(prefers-color-scheme:dark){text{fill:#d1d7e0}.where{fill:#9198a1}.paper{fill:#151b23}.own{fill:#3fa37f}.other{fill:#59636e}}")
+         "@media(prefers-color-scheme:dark){text{fill:#d1d7e0}.where{fill:#9198a1}.paper{fill:#151b23}.own{fill:#3fa37f}.other{fill:#59636e}[stroke=\"#303a40\"]{stroke:#fff}}")
 
 
 def lines(text, x, y):
