@@ -14,7 +14,7 @@ int main() {
   const auto world = init();
   torch::manual_seed(1);
   models::Mlp model(models::MlpOptions{.width = 64, .layers = 4, .classes = 4});
-  fully_shard(model, {.mesh = world}, wrap_classes({"Linear"}));
+  fully_shard(model, {}, wrap_classes({"Linear"}));
   optim::AdamW optimizer(parameters(*model), {.lr = 3e-3});
 
   torch::manual_seed(2 + world.rank());  // different batches on every rank

@@ -11,7 +11,7 @@ int main() {
   const auto world = init();
   torch::manual_seed(1);
   models::Mlp model(models::MlpOptions{.width = 32, .layers = 2, .classes = 4});
-  fully_shard(model, {.mesh = world, .mixed_precision = {.param_dtype = torch::kBFloat16, .output_dtype = torch::kFloat}});
+  fully_shard(model, {.mixed_precision = {.param_dtype = torch::kBFloat16, .output_dtype = torch::kFloat}});
   optim::AdamW optimizer(model->parameters(), {.lr = 3e-3});
 
   torch::manual_seed(2 + world.rank());  // different batches on every rank

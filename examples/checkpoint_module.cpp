@@ -25,7 +25,7 @@ int main() {
   const auto world = init();
   torch::manual_seed(1);
   const auto model = std::make_shared<Stack>();
-  fully_shard(model, {.mesh = world});
+  fully_shard(model);
   activation::checkpoint_module(model);  // before or after fully_shard
   const auto loss = torch::cross_entropy_loss(call(model, torch::ones({2, 64})), torch::zeros({2}, torch::kLong));
   loss.backward();

@@ -15,8 +15,8 @@ int main(int argc, char** argv) {
   const models::GptOptions options{.vocabulary = 1024, .width = 256, .layers = 4};
   auto model = deferred_init([&] { return models::Gpt(options); }, {.seed = 7});
   const auto start = loads ? Start::Loaded : Start::Equal;  // Loaded: nothing is drawn for what a file replaces
-  for (const auto& block : *model->blocks) fully_shard(block, {.mesh = world, .start = start});
-  fully_shard(model, {.mesh = world, .start = start});
+  for (const auto& block : *model->blocks) fully_shard(block, {.start = start});
+  fully_shard(model, {.start = start});
   if (loads) checkpoint::load_weights(*model, argv[1]);  // every rank reads its own part
 
   optim::AdamW optimizer(model->parameters(), {.lr = 1e-3});

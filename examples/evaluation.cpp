@@ -23,7 +23,7 @@ int main() {
   const auto world = init();
   torch::manual_seed(1);
   models::Mlp model(models::MlpOptions{.width = 32, .layers = 3, .classes = 4});
-  fully_shard(model, {.mesh = world});
+  fully_shard(model);
   optim::AdamW optimizer(parameters(*model), {.lr = 1e-2});
 
   const auto inputs = torch::randn({500, 32});

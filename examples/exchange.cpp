@@ -26,7 +26,7 @@ int main() {
   const auto world = init();
   torch::manual_seed(1);
   const auto model = std::make_shared<Encoder>();
-  fully_shard(*model, {.mesh = world});
+  fully_shard(*model);
   nn::convert_sync_batchnorm(*model, world);  // every BatchNorm1d to 3d of the model
   optim::AdamW optimizer(parameters(*model), {.lr = 1e-2});
   torch::manual_seed(2 + world.rank());

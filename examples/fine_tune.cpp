@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
   if (argc != 3) throw UsageError("usage: fine_tune WEIGHTS.safetensors RESULT.safetensors");
 
   models::Mlp model(models::MlpOptions{.width = 32, .layers = 2, .classes = 4});
-  fully_shard(model, {.mesh = world});
+  fully_shard(model);
   checkpoint::load_weights(*model, argv[1]);  // as consolidate() or Python writes it
 
   set_requires_grad(*model->blocks, Training::Frozen);

@@ -23,14 +23,17 @@ struct NetImpl : torch::nn::Module {
 TORCH_MODULE(Net);
 
 int main() {
-  auto world = tessera::init();  // torchrun, mpirun, or alone: then a world of one
-  torch::manual_seed(1);         // the same weights on every rank
+  // Started by tessera launch, torchrun, mpirun or srun; alone, it is a world of one.
+  auto world = tessera::init();
+  // The same weights on every rank.
+  torch::manual_seed(1);
   Net model;
-  for (auto& block : *model->blocks) tessera::fully_shard(block, {.mesh = world});
-  tessera::fully_shard(model, {.mesh = world});
+  for (auto& block : *model->blocks) tessera::fully_shard(block);
+  tessera::fully_shard(model);
   tessera::optim::AdamW optimizer(model->parameters(), {.lr = 1e-3});
 
-  torch::manual_seed(2 + world.rank());  // different batches on every rank
+  // Different batches on every rank.
+  torch::manual_seed(2 + world.rank());
   for (int step = 0; step < 100; step++) {
     auto x = torch::randn({16, 32});
     auto loss = (model(x) - x.sum(1, true)).pow(2).mean();

@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   if (argc != 3) throw UsageError("usage: from_python RUN RESULT");
 
   models::Mlp model(models::MlpOptions{.width = 32, .layers = 2, .classes = 4});
-  fully_shard(model, {.mesh = world});
+  fully_shard(model);
   optim::AdamW optimizer(parameters(*model), {.lr = 0.001});
 
   checkpoint::Contents run{.model = model.get(), .optimizer = &optimizer};

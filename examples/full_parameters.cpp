@@ -12,7 +12,7 @@ int main() {
   const auto world = init();
   torch::manual_seed(1);
   models::Mlp model(models::MlpOptions{.width = 32, .layers = 2, .classes = 4});
-  fully_shard(model, {.mesh = world});
+  fully_shard(model);
 
   {
     const torch::NoGradGuard no_grad;

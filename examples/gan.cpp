@@ -20,8 +20,8 @@ int main() {
   const auto world = init();
   torch::manual_seed(1);
   Gan gan;
-  fully_shard(gan->generator, {.mesh = world});
-  fully_shard(gan->discriminator, {.mesh = world});
+  fully_shard(gan->generator);
+  fully_shard(gan->discriminator);
   optim::Adam for_generator(parameters(*gan->generator), {}), for_discriminator(parameters(*gan->discriminator), {});
 
   torch::manual_seed(2 + world.rank());

@@ -13,8 +13,8 @@ int main() {
   torch::manual_seed(1);
   tessera::models::Mlp model(tessera::models::MlpOptions{.width = 64, .layers = 4, .classes = 8});
   model->to(device);
-  for (auto& block : *model->blocks) tessera::fully_shard(block, {.mesh = world});
-  tessera::fully_shard(model, {.mesh = world});
+  for (auto& block : *model->blocks) tessera::fully_shard(block);
+  tessera::fully_shard(model);
   tessera::optim::AdamW optimizer(tessera::parameters(*model), {.lr = 3e-3});
   torch::manual_seed(2 + world.rank());
   torch::Tensor loss;

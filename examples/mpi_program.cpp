@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
     const auto world = tessera::init(MPI_COMM_WORLD);
     torch::manual_seed(1);
     torch::nn::Sequential model(torch::nn::Linear(16, 32), torch::nn::Tanh(), torch::nn::Linear(32, 1));
-    tessera::fully_shard(model, {.mesh = world});
+    tessera::fully_shard(model);
     tessera::optim::AdamW optimizer(tessera::parameters(*model), {.lr = 1e-2});
     torch::manual_seed(2 + world.rank());
     for (int step = 0; step < 100; step++) {

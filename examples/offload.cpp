@@ -11,7 +11,7 @@ int main() {
   tessera::models::Mlp model(tessera::models::MlpOptions{.width = 64, .layers = 4, .classes = 4});
   const tessera::DiskMemoryOptions disk{.folder = ".", .fraction = 0.75};
   tessera::fully_shard(
-      model, {.mesh = world, .offload = {.parameters = tessera::OffloadTo::Disk, .gradients = tessera::OffloadTo::Disk, .disk = disk}},
+      model, {.offload = {.parameters = tessera::OffloadTo::Disk, .gradients = tessera::OffloadTo::Disk, .disk = disk}},
       tessera::wrap_classes({"Linear"}));
   tessera::optim::AdamW optimizer(model->parameters(), {.lr = 1e-3});
   optimizer.offload_state(tessera::OffloadTo::Disk, disk);

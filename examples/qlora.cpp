@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
   auto model = deferred_init([&] { return models::Mlp(shape); });
   nn::quantize(model, {.quantization = nn::Quantization::Nf4});
   lora::apply(model, {.r = 4, .lora_alpha = 8});
-  fully_shard(model, {.mesh = world, .start = Start::Loaded});
+  fully_shard(model, {.start = Start::Loaded});
   checkpoint::load_weights(model, argv[1], {.may_be_missing = {".*\\.lora_.*"}});
   optim::AdamW optimizer(parameters(model), {.lr = 1e-2});
 

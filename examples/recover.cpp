@@ -12,7 +12,7 @@ int main() {
   const auto world = tessera::init();
   torch::manual_seed(1);
   tessera::models::Mlp model(tessera::models::MlpOptions{.width = 32, .layers = 2, .classes = 4});
-  tessera::fully_shard(model, {.mesh = world});
+  tessera::fully_shard(model);
   tessera::optim::SGD optimizer(model->parameters(), {.lr = 0.1});
 
   int steps = 0;

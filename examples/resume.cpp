@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
   const checkpoint::PrefixLock lock(prefix, world);  // no other job saves here
   torch::manual_seed(1);
   models::MnistNet model;
-  fully_shard(model, {.mesh = world});
+  fully_shard(model);
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.02).momentum(0.9));
   checkpoint::Contents contents{.model = model.get(), .optimizer = &optimizer};
   int64_t step = 0;

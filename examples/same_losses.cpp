@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-3).weight_decay(0.01));
     train_model(model, optimizer, world, characters);
   } else {
-    fully_shard(model, {.mesh = world}, wrap_classes({"GptBlock"}));
+    fully_shard(model, {}, wrap_classes({"GptBlock"}));
     optim::AdamW optimizer(model->parameters(), {.lr = 3e-3, .weight_decay = 0.01});
     train_model(model, optimizer, world, characters);
   }

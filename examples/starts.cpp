@@ -20,7 +20,7 @@ int main() {
   torch::manual_seed(1 + world.rank());  // ranks would draw different values
 
   auto model = world.rank() == 0 ? make() : deferred_init(make);
-  fully_shard(model, {.mesh = world, .start = Start::FromRank0});
+  fully_shard(model, {.start = Start::FromRank0});
   sync_buffers(*model, world);
   const auto first = full_tensor(*model, "0.weight");
   if (world.rank() == 0) std::printf("from rank 0: a deviation of %.3f\n", first.std().item<double>());
@@ -28,7 +28,7 @@ int main() {
   torch::manual_seed(7);  // from here on, all ranks draw the same
   auto table = std::make_shared<Table>();
   const auto fill = [](const std::string& /*name*/, at::Tensor& values) { torch::nn::init::normal_(values, 0, 0.02); };
-  fully_shard(table, {.mesh = world, .param_init_fn = fill});
+  fully_shard(table, {.param_init_fn = fill});
   const auto second = full_tensor(*table, "rows");
   if (world.rank() == 0) std::printf("from a function: a deviation of %.3f\n", second.std().item<double>());
 }

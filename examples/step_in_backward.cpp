@@ -9,7 +9,7 @@ int main() {
   const auto world = tessera::init();
   torch::manual_seed(1);
   tessera::models::Mlp model(tessera::models::MlpOptions{.width = 64, .layers = 4, .classes = 4});
-  tessera::fully_shard(model, {.mesh = world}, tessera::wrap_classes({"Linear"}));
+  tessera::fully_shard(model, {}, tessera::wrap_classes({"Linear"}));
   tessera::optim::AdamW optimizer(model->parameters(), {.lr = 1e-3});
 
   optimizer.step_in_backward();  // holds until step_after_backward() is called

@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
 
   torch::manual_seed(1);
   models::Gpt model(models::GptOptions{.vocabulary = 256, .width = 64, .layers = 2, .heads = 4, .longest = kLength});
-  const ShardOptions options{.mesh = world, .mixed_precision = {.param_dtype = torch::kBFloat16}};
+  const ShardOptions options{.mixed_precision = {.param_dtype = torch::kBFloat16}};
   fully_shard(model, options, wrap_classes({"GptBlock"}));  // each block is a unit, and the rest is one
   optim::AdamW optimizer(model->parameters(), {.lr = 3e-3});
 

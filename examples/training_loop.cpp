@@ -14,8 +14,8 @@ int main() {
   const auto world = init();
   torch::manual_seed(1);
   models::Mlp model(models::MlpOptions{.width = 64, .layers = 4, .classes = 8});
-  for (auto& block : *model->blocks) fully_shard(block, {.mesh = world});
-  fully_shard(model, {.mesh = world});
+  for (auto& block : *model->blocks) fully_shard(block);
+  fully_shard(model);
 
   // Matrices decay, biases do not. The groups may split a unit.
   std::vector<torch::Tensor> matrices, biases;

@@ -12,7 +12,7 @@ int main() {
   torch::manual_seed(1);
   models::Mlp model(models::MlpOptions{.width = 64, .layers = 4, .classes = 4});
   // Where the ranks of a host share one copy, there is nothing to gather.
-  fully_shard(model, {.mesh = world, .residence = Residence::Gathered}, wrap_classes({"Linear"}));
+  fully_shard(model, {.residence = Residence::Gathered}, wrap_classes({"Linear"}));
   optim::AdamW optimizer(parameters(*model), {.lr = 3e-3});
 
   torch::manual_seed(2 + world.rank());  // different batches on every rank

@@ -12,7 +12,7 @@ int main() {
   torch::nn::Sequential model(torch::nn::Linear(32, 256), torch::nn::GELU(), torch::nn::Linear(256, 256), torch::nn::GELU(),
                               torch::nn::Linear(256, 1));
   tessera::xla::to_device(*model);  // Module::to knows only libtorch's own devices
-  fully_shard(*model, {.mesh = world}, tessera::wrap_always());
+  fully_shard(*model, {}, tessera::wrap_always());
   tessera::optim::AdamW optimizer(tessera::parameters(*model), {.lr = 3e-3});
   for (int step = 0; step < 100; step++) {
     const auto x = world.from_replicas(torch::randn({16, 32}).chunk(world.size()));

@@ -75,6 +75,8 @@ PLAIN = {
               "weight_forms.h"},
     "xla": {"options.h", "training.h", "metrics.h", "memory_figures.h"},
 }
+# Headers that bring all of libtorch, which users would wait for in each file: headers include the parts that they need.
+ALL_OF_TORCH = re.compile(r"#include <(torch/(torch|all|extension|nn|optim|data|nn/modules)\.h|ATen/ATen\.h)>")
 PICTURE = "```text"  # where the first such block of docs/architecture.md begins
 INCLUDE = re.compile(r'#include\s+["<]((?:tessera|tests)/[^">]+|\.[^">]*)[">]')
 
@@ -133,6 +135,7 @@ def complaints(root):
                 yield f"{file}: {room} may not know {room_of(header)}: {' -> '.join(chain)}"
         yield from inner_rooms(file, chains)
     yield from circles(includes)
+    yield from whole_torch(root)
 
 
 def matches(path, patterns):
@@ -147,6 +150,14 @@ def inner_rooms(file, chains):
         for inner, friends in INNER.items():
             if matches(steps[-1], [inner]) and not any(matches(step, friends) for step in steps[:-1]):
                 yield f"{file}: {header} is in an inner room: {' -> '.join(chain)}"
+
+
+def whole_torch(root):
+    """No header includes all of libtorch."""
+    for path in sorted((root / "tessera").rglob("*.h")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if match := ALL_OF_TORCH.match(line):
+                yield f"{path.relative_to(root)}:{number}: a header may not include {match.group(1)}, which is slow to compile; include the parts that it needs"
 
 
 def arrows_up(file, own):
@@ -255,11 +266,11 @@ def selftest(tmp):
     write("tessera/nn/bad.cpp", "tests/testing/net.h")
     write("tessera/checkpoint/bad.cpp", "tessera/nn/lora.h")
     write("tessera/checkpoint/peft.cpp", "tessera/nn/lora.h")  # good, because it is of the same package
-    (tmp / "tessera/nn/lora.h").write_text("// Adapters,\n// low.\n")
+    (tmp / "tessera/nn/lora.h").write_text("// Adapters,\n// low.\n#include <torch/torch.h>\n")
     silent = []
     assert "| `lora` | Adapters, low. |" in files_page(tmp, silent) and any("tessera/nn/bad does not say" in each for each in silent), silent
     found = list(complaints(tmp))
-    for words in ("base/bad.h: base may not know comm", "bad.cpp: tessera/comm/shm", "bad.cpp:2: includes start with", "top.h: tessera/shard/unit",
+    for words in ("nn/lora.h:3: a header may not include torch/torch.h", "base/bad.h: base may not know comm", "bad.cpp: tessera/comm/shm", "bad.cpp:2: includes start with", "top.h: tessera/shard/unit",
                   "up.cpp:1: an inner room of shard may not use tessera/shard/norms.h", "access/open.h: tessera/shard/unit", "memory/above.cpp: tessera/shard/unit/unit.h is in an inner room", "unit/a: includes tessera/shard/unit/b", "mesh.cpp: tessera/comm/host/link.h",
                   "checkpoint/bad.cpp:1: the package core may not include tessera/nn/lora.h, which is of the package models",
                   "cli/bad.cpp:1: the package cli may not include tessera/nn/lora.h", "nn/bad.cpp:1: includes start with tessera/", "models/more.h:1: models may not include tessera/shard/norms.h, but only tessera/shard/call.h",

@@ -43,6 +43,7 @@ class Communicator {
   bool same_group(const Communicator& other) const { return group_ == other.group_; }
   /// Is the same for all communicators of one group, and differs from the id of every other group while one of them exists.
   const void* id() const { return group_.get(); }
+  std::weak_ptr<Group> group() const { return group_; }
   /// The group's ranks, and the properties of its engine: name, device, preferred packing, whether it traces.
   const GroupTraits& traits() const;
 

@@ -26,6 +26,7 @@
 #include "tessera/comm/engines.h"
 #include "tessera/comm/host/addresses.h"
 #include "tessera/comm/host/rendezvous.h"
+#include "tessera/comm/joined_world.h"
 #include "tessera/comm/levels/connect.h"
 #include "tessera/comm/mpi/mpi_meeting.h"
 #include "tessera/comm/run_facts.h"
@@ -297,7 +298,7 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
 Communicator init(const InitOptions& options) {
   if (env("TESSERA_DRY_RUN")) {
     start_log(0);
-    return Simulation::world(options.operation_limit);
+    return remember_joined(Simulation::world(options.operation_limit));
   }
   const auto identity = identity_from_environment();
   if (identity) {
@@ -306,9 +307,9 @@ Communicator init(const InitOptions& options) {
   }
   if (auto world = world_of_this_process(options)) {
     if (identity) record_joined(identity->rank);
-    return *world;
+    return remember_joined(*world);
   }
-  if (!identity) return lone_world(options);
+  if (!identity) return remember_joined(lone_world(options));
   start_log(identity->rank);
   // A wrong setting ends every rank here, before one waits for another.
   most_levels();
@@ -316,7 +317,7 @@ Communicator init(const InitOptions& options) {
   const auto store = store_from_environment(*identity, start_wait(options, meeting_place()));
   auto world = join(store, *identity, options, start_wait(options, meeting_place()));
   record_joined(identity->rank);
-  return world;
+  return remember_joined(world);
 }
 
 Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, const InitOptions& options) {
@@ -325,7 +326,8 @@ Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wo
     throw UsageError("there is no rank {} in a world of {}", rank, world_size);
   }
   start_log(rank);
-  return join(store, {.rank = rank, .world_size = world_size}, options, start_wait(options, "in the store of the program"));
+  return remember_joined(
+      join(store, {.rank = rank, .world_size = world_size}, options, start_wait(options, "in the store of the program")));
 }
 
 Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const InitOptions& options) {
@@ -345,8 +347,9 @@ Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Ini
   }
   const auto hosts = find_hosts(*link, options);
   const auto device = device_of(options, std::string(kAuto), local_rank_from_environment().value_or(backend->getRank()));
-  return wrap({.name = backend->getBackendName(), .topology = topology_of(hosts), .device = device}, {.link = std::move(link)}, options,
-              store, {.rank = backend->getRank(), .engine = backend->getBackendName(), .device = device.type(), .hosts = hosts});
+  GroupTraits traits{.name = backend->getBackendName(), .topology = topology_of(hosts), .device = device};
+  const RunStart start{.rank = backend->getRank(), .engine = backend->getBackendName(), .device = device.type(), .hosts = hosts};
+  return remember_joined(wrap(std::move(traits), {.link = std::move(link)}, options, store, start));
 }
 
 Communicator init(const MpiCommunicator& communicator, const InitOptions& options) {
@@ -354,7 +357,7 @@ Communicator init(const MpiCommunicator& communicator, const InitOptions& option
   start_log(meeting.identity().rank);
   auto with_transport = options;
   with_transport.transport = meeting.transport();
-  return join(meeting.store(), meeting.identity(), with_transport, start_wait(options, "over MPI"), meeting.host());
+  return remember_joined(join(meeting.store(), meeting.identity(), with_transport, start_wait(options, "over MPI"), meeting.host()));
 }
 
 int local_rank() {

@@ -7,9 +7,12 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include <thread>
+
 #include "tessera/base/error.h"
 #include "tessera/comm/conformance.h"
 #include "tessera/comm/init.h"
+#include "tessera/comm/joined_world.h"
 #include "tessera/comm/threads/run_ranks.h"
 #include "tests/testing/transports.h"
 
@@ -74,6 +77,31 @@ TEST(Init, RefusesAGroupWithoutABackendForHostMemory) {
 TEST(Init, RefusesARankThatDoesNotExist) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   EXPECT_THAT(message_of<UsageError>([&] { init(store, 2, 2); }), ::testing::HasSubstr("no rank 2 in a world of 2"));
+}
+
+TEST(JoinedWorld, IsTheLastOfTheThreadOrElseOfTheProcess) {
+  const auto none = [] { return message_of<UsageError>([] { (void)joined_world(); }); };
+  EXPECT_THAT(none(), ::testing::HasSubstr("call init first"));
+  {
+    const auto first = init(), second = init({.operation_limit = kTestLimit});
+    EXPECT_TRUE(joined_world().same_group(second));
+    EXPECT_EQ(joined_world().limit(), second.limit());
+    std::thread([&] { EXPECT_TRUE(joined_world().same_group(second)); }).join();
+  }
+  EXPECT_THAT(none(), ::testing::HasSubstr("keep the world"));
+}
+
+TEST(JoinedWorld, IsThatOfEachRankOnThreads) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  run_ranks(2, [&](const Communicator& outer) {
+    const auto world = init(store, outer.rank(), 2, {.operation_limit = kTestLimit});
+    outer.barrier();
+    EXPECT_TRUE(joined_world().same_group(world));
+    std::thread([] {
+      EXPECT_THAT(message_of<UsageError>([] { (void)joined_world(); }), ::testing::HasSubstr("pass the world of this thread's rank"));
+    }).join();
+    outer.barrier();
+  });
 }
 
 }  // namespace

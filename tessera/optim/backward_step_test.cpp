@@ -120,8 +120,8 @@ void expect_same_bits_with(const ShardOptions& options, Units units, const Rule&
   auto stepped = sharded_odd(options, units, width), plain = sharded_odd(options, units, width);
   const auto in_backward = rule.make(groups_of(*stepped)), after = rule.make(groups_of(*plain));
   in_backward->step_in_backward();
-  take_steps(stepped, *in_backward, options.mesh.world());
-  take_steps(plain, *after, options.mesh.world());
+  take_steps(stepped, *in_backward, options.mesh->world());
+  take_steps(plain, *after, options.mesh->world());
   expect_same_bits(stepped, plain, *in_backward, *after);
 }
 

@@ -70,7 +70,7 @@ Outcome train(const ShardOptions& options, const activation::Options& checkpoint
   optim::SGD optimizer(model->parameters(), {.lr = 0.1, .momentum = 0.9});
   if (way == Way::SteppingInBackward) optimizer.step_in_backward();
   Outcome outcome;
-  const auto rank = options.mesh.world().rank();
+  const auto rank = options.mesh->world().rank();
   for (int step = 0; step < 4; step++) {
     if (step == 2) reset_counters(*model);
     const auto loss = [&](int part) { return call(model, numbers({5, 8}, 10 * step + 3 * rank + part)).to(at::kFloat).pow(2).mean(); };

@@ -18,6 +18,7 @@
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/comm/groups/per_group.h"
+#include "tessera/comm/joined_world.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/backward/unit_node.h"
 #include "tessera/shard/deferred/recording.h"
@@ -48,7 +49,7 @@ bool reads_table_in_forward(const Module& module) {
 /// for units that never become part of a model.
 std::shared_ptr<Schedule> schedule_before_model(const ShardOptions& options) {
   static PerGroup<Schedule> all;
-  return all.get(options.mesh.world(),
+  return all.get(options.mesh->world(),
                  [&] { return std::make_shared<Schedule>(ScheduleSettings(options, /*is_model=*/false, /*is_divided=*/false)); });
 }
 
@@ -237,7 +238,7 @@ void expect_valid(const ShardOptions& options) {
 
 /// The options of the unit of replicated parameters: without those that say how parameters are sharded.
 ShardOptions replicated(const ShardOptions& options) {
-  const auto& world = options.mesh.world();
+  const auto& world = options.mesh->world();
   auto result = options;
   result.mesh = Mesh(world, {.replicate = world.size(), .shard = 1});
   result.listing = Listing::ByName;
@@ -272,20 +273,21 @@ void need_calls(std::span<Module* const> modules, const MixedPrecision& precisio
 void materialize_rest(Module& module, const std::string& prefix, const ShardOptions& options) {
   if (std::ranges::none_of(module.buffers(), lacks_values) && std::ranges::none_of(options.ignored, lacks_values)) return;
   const c10::AutoGradMode no_grad(false);
-  const auto device = options.mesh.world().traits().device;
+  const auto device = options.mesh->world().traits().device;
   for_each_named(module, [&](const at::Tensor& tensor, DeferredStorage::Kind kind, const std::string& name) {
     if (kind == DeferredStorage::Kind::Parameter && !is_in(options.ignored, tensor)) return;
     materialize(tensor, kind, path_below(prefix, name), options.param_init_fn, device);
   });
 }
 
-void shard(std::span<Module* const> modules, const ShardOptions& options) {
+void shard(std::span<Module* const> modules, ShardOptions options) {
   const Calling calling("tessera::fully_shard");
   if (Recording::tape() != nullptr)
     throw UsageError("fully_shard was called inside deferred_init; call it with the module that deferred_init returns");
   install_paging();
   expect_valid(options);
-  (void)options.mesh.shard();  // throws if the mesh has too many axes
+  if (!options.mesh) options.mesh = joined_world();
+  (void)options.mesh->shard();  // throws if the mesh has too many axes
   Collected collected;
   std::vector<std::string> names;
   const auto prefix = [&](size_t i) { return modules.size() == 1 ? "" : std::to_string(i); };
@@ -296,7 +298,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   expect_named_once(modules, options);
   for (size_t i = 0; i < modules.size(); i++) collect(*modules[i], prefix(i), options, modules, collected);
   for (auto* module : modules) expect_outer_is_last(*module);
-  const auto below = what_is_below(modules, options.mesh.world());
+  const auto below = what_is_below(modules, options.mesh->world());
   if (options.listing == Listing::Flat && modules.size() > 1) {
     throw UsageError("a unit of several modules can't have Listing::Flat, because no module would own the vector; shard them one by one");
   }
@@ -308,13 +310,13 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   const auto give_rest = [&] {
     for (size_t i = 0; i < modules.size(); i++) materialize_rest(*modules[i], prefix(i), options);
   };
-  options.param_init_fn ? all_or_none(options.mesh.world(), {.unit = name}, "can't make its buffers", give_rest) : give_rest();
+  options.param_init_fn ? all_or_none(options.mesh->world(), {.unit = name}, "can't make its buffers", give_rest) : give_rest();
   // A module of several units is a model and gets a schedule of its own.
   const bool is_model = below.units || !collected.replicated.managed.empty();
   const auto schedule =
       is_model ? std::make_shared<Schedule>(ScheduleSettings(options, is_model, below.divided)) : schedule_before_model(options);
   const auto make_unit = [&](Found& found, const std::string& name, const ShardOptions& own) {
-    const auto& shard_group = own.mesh.shard();
+    const auto& shard_group = own.mesh->shard();
     expect_divisor(own.reshard_after_forward, shard_group.size());
     if (const int few = own.reshard_after_forward.ranks(shard_group.size()); few > 1 && few < shard_group.size())
       (void)consecutive_ranks(shard_group, few);  // makes the groups before the unit, because this may fail
@@ -340,7 +342,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   }
   Adoption adoption(schedule, options);
   for (size_t i = 0; i < modules.size(); i++) adoption.adopt(*modules[i], prefix(i));
-  if (options.mesh.world().traits().traces && options.schedule.tracing.cuts_after_sharding) options.mesh.world().step_done();
+  if (options.mesh->world().traits().traces && options.schedule.tracing.cuts_after_sharding) options.mesh->world().step_done();
 }
 
 }  // namespace

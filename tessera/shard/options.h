@@ -138,7 +138,9 @@ enum class Recurse { No, Yes };
 
 /// What a caller of fully_shard can choose about a unit.
 struct ShardOptions {
-  Mesh mesh;
+  /// The ranks among which the unit is sharded: a Communicator or a Mesh. Unset: the world that `init` returned last, or, in the options
+  /// that a policy returns for a module, the mesh of the model.
+  std::optional<Mesh> mesh = {};
   MixedPrecision mixed_precision = {};
   Start start = Start::Equal;
   /// Fills the parameters of this call that are on the meta device, one after the other, and meta buffers for which nothing is recorded.

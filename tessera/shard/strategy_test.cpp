@@ -80,7 +80,7 @@ TEST(Strategy, DecidesWhatARankKeeps) {
               };
               EXPECT_EQ(numel_with(ShardingStrategy::NoShard), 100);
               EXPECT_LT(numel_with(ShardingStrategy::FullShard), 100);
-              const auto mesh = sharding_strategy(world, "_HYBRID_SHARD_ZERO2").mesh;  // PyTorch's name has the underscore
+              const auto mesh = sharding_strategy(world, "_HYBRID_SHARD_ZERO2").mesh.value();  // PyTorch's name has the underscore
               EXPECT_EQ(mesh.shard().size(), 2);
               EXPECT_EQ(mesh.shard().topology().hosts(), 1);
             },

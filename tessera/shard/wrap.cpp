@@ -103,7 +103,8 @@ class Wrapping {
       if (!module->parameters().empty()) make_unit(row);
       return parameters;
     }
-    const auto own_options = policy_.options ? policy_.options(info) : std::nullopt;
+    auto own_options = policy_.options ? policy_.options(info) : std::nullopt;
+    if (own_options && !own_options->mesh) own_options->mesh = options_.mesh;
     const bool joins = !own_options && info.numel < policy_.merge_below;
     if (!joins || row.numel + info.numel > policy_.merge_below) make_unit(row);
     row.modules.push_back(module);

@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/launcher.h"
 #include "tessera/comm/engines.h"
+#include "tessera/comm/joined_world.h"
 #include "tessera/xla/communicator/communicator.h"
 #include "tessera/xla/device/device.h"
 #include "tessera/xla/device/values.h"
@@ -45,7 +46,7 @@ Communicator init(const XlaOptions& options) {
   auto chosen = options;
   if (chosen.devices == 0) chosen.devices = static_cast<int>(env_int("TESSERA_XLA_DEVICES", 1, 1'000'000).value_or(0));
   make_device(chosen);
-  return replica_world();
+  return remember_joined(replica_world());
 }
 
 }  // namespace tessera::xla

@@ -2,8 +2,8 @@
 
 pages.py listings ROOT            every C++ listing of a page is a part of a program in examples/ or of a file in tests/extending/, and those of the README
                                   are whole programs; every diff is a part of a patch there, and in the README leads to lines of a program, in their order;
-                                  files that pages name are there; pages and their lines are short; examples/README.md names each example, which has at
-                                  most 60 lines, and says in the first how it is run
+                                  files that pages name are there; tables of options have the order of the headers; pages and their lines are short;
+                                  examples/README.md names each example, which has at most 60 lines, and says in the first how it is run
 pages.py commands ROOT BUILD PAGE runs the command lines of one page, in order, in a new folder where build, examples and docs are those of the clone
 
 A listing may leave out lines where it says `// ...`; indentation and remarks at the ends of lines do not count. Command lines stand in blocks of
@@ -90,6 +90,19 @@ def faults_of_example(path):
         yield f"examples/{path.name}: the first line must say what it shows and how it is run, `// ...: tessera launch -n 2 {path.stem}`"
 
 
+def orders_of_options(root):
+    """A table lists the options of a struct in their order, and leaves none out."""
+    headers = "".join(re.sub(r"//.*", "", path.read_text()) for path in (root / "tessera").rglob("*.h"))
+    rows = re.findall(r"^\| `(\w+)` \| ((?:`\w+`(?:, )?)+) \|$", (root / "docs/sharding.md").read_text(), re.M)
+    for struct, names in rows:
+        body = re.search(rf"^struct {struct} \{{(.*?)^\}};", headers, re.M | re.S)
+        fields = re.findall(r"(\w+)(?: = (?:\{[^}]*\}|[^;,{]*))?(?:;|, (?=\w+ =))", body[1]) if body else []
+        if fields != names.replace("`", "").split(", "):
+            yield f"docs/sharding.md: {struct} has the options {', '.join(fields)}"
+    if len(rows) < 4:
+        yield "docs/sharding.md has no table of options; has the way to write it changed?"
+
+
 def check_listings(root):
     programs = {path.name: whole(bare(path.read_text())) for path in sorted((root / "examples").glob("*.cpp"))}
     own = sorted(path for path in (root / "tests/extending").rglob("*") if path.suffix in {".h", ".cpp", ".patch"})
@@ -128,6 +141,7 @@ def check_listings(root):
     for entry in (root / "CHANGELOG.md").read_text().split("\n## ")[1:]:
         if len(entry.split()) > 600:
             wrong.append(f"CHANGELOG.md has {len(entry.split())} words about {entry.split()[0]}; 600 are enough")
+    wrong += orders_of_options(root)
     authors = (root / "docs/extending.md").read_text()
     wrong += [f"docs/extending.md does not name {path.relative_to(root)}" for path in own if f"({'../' + path.relative_to(root).as_posix()})" not in authors]
     index = (root / "examples/README.md").read_text()

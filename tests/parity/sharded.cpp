@@ -108,7 +108,7 @@ class Sharded final : public Trainee {
     for (auto& parameter : parameters_of(*model_, test.names("frozen"))) parameter.set_requires_grad(false);
     const auto options = options_of(world, test, *model_);
     ignored_ = options.ignored;
-    groups_ = {options.mesh.shard(), options.mesh.replicate()};
+    groups_ = {options.mesh->shard(), options.mesh->replicate()};
     if (!test.has("class")) {
       shard(*model_, test, options);
       return;

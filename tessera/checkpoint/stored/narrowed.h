@@ -1,7 +1,7 @@
 // Converts values to a narrower dtype.
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <string>
 

@@ -43,7 +43,7 @@ namespace {
 
 /// Returns the memory of a unit whose shards are in host memory while a device computes with it.
 UnitMemory pinned_memory(const ShardOptions& options, c10::Device device) {
-  const auto& shard = options.mesh.shard();
+  const auto& shard = options.mesh->shard();
   if (shard.traits().traces) {
     throw ConfigError("transport {} has the shards of all ranks in its program, so they can't go to host memory; leave OffloadOptions out",
                       shard.traits().name);
@@ -99,7 +99,7 @@ void UnitMemory::evict(std::span<const Buffer> buffers) const {
 }
 
 UnitMemory make_unit_memory(const ShardOptions& options, bool decodes, at::Device device) {
-  const auto& shard = options.mesh.shard();
+  const auto& shard = options.mesh->shard();
   const auto& offload = options.offload;
   if (offload.parameters == OffloadTo::Host && !device.is_cpu()) return pinned_memory(options, device);
   expect_possible(offload.parameters, "the parameters", offload.disk, device);

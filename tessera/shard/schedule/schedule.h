@@ -36,7 +36,7 @@ struct ScheduleSettings : ScheduleOptions {
   /// `is_model`: whether the units belong to one model, and not to several modules that only have the same world. `is_divided`: whether
   /// some units are sharded over only a part of the world's ranks.
   ScheduleSettings(const ShardOptions& options, bool is_model, bool is_divided)
-      : ScheduleOptions(options.schedule), world(options.mesh.world()), is_model(is_model), is_divided(is_divided) {}
+      : ScheduleOptions(options.schedule), world(options.mesh->world()), is_model(is_model), is_divided(is_divided) {}
 
   Communicator world;
   bool is_model, is_divided;

@@ -43,7 +43,7 @@ std::string description_of(const std::string& name, std::span<const ManagedParam
   };
   for (const auto& parameter : sharded) add(parameter, "");
   for (const auto& parameter : replicated) add(parameter, ", replicated");
-  const auto shape = options.mesh.shape();
+  const auto shape = options.mesh->shape();
   const auto& precision = options.mixed_precision;
   const auto& after_forward = options.reshard_after_forward;
   const auto option = [&](std::string_view option_name, const auto& value) { lines.push_back(fmt::format("{}\t{}", option_name, value)); };
@@ -77,7 +77,7 @@ std::string description_of(const std::string& name, std::span<const ManagedParam
 
 void expect_same_unit(const std::string& name, std::span<const ManagedParameter> sharded, std::span<const ManagedParameter> replicated,
                       const ShardOptions& options) {
-  const auto& world = options.mesh.world();
+  const auto& world = options.mesh->world();
   if (!world.traits().can_differ()) return;
   const auto different = difference_on_ranks(world, description_of(name, sharded, replicated, options), {.unit = name});
   if (different.empty()) return;

@@ -70,7 +70,7 @@ std::vector<std::vector<ManagedParameter>> grouped(std::vector<ManagedParameter>
 }
 
 UnitLayout chosen_layout(const ShardOptions& options) {
-  const auto& traits = options.mesh.shard().traits();
+  const auto& traits = options.mesh->shard().traits();
   const auto wanted = options.layout;
   if (options.listing == Listing::Flat && (wanted == Layout::Rows || wanted == Layout::WholeParameters)) {
     throw UsageError(
@@ -156,7 +156,7 @@ void choose_dims(std::vector<ManagedParameter>& managed, const ShardOptions& opt
 
 BufferLayout layout_of(std::span<const ManagedParameter> managed, UnitLayout layout, const ShardOptions& options) {
   const auto& first = managed.front().tensor;
-  const auto& shard = options.mesh.shard();
+  const auto& shard = options.mesh->shard();
   if (layout == UnitLayout::PaddedChunks) return padded_chunk_layout(first.numel(), shard.size());
   const RankPlace place{.rank = shard.rank(), .ranks = shard.size()};
   if (layout == UnitLayout::Rows) return row_layout(first.numel(), row_of(managed.front()), place);
@@ -191,7 +191,7 @@ at::Tensor shard_of(const TaggedStoragePtr& storage, at::ScalarType dtype, const
 /// The device on which operators compute with the parameters. If a model is larger than its device, its parameters may start without
 /// values, or on the host if their shards stay there.
 c10::Device device_of_unit(const ManagedParameter& parameter, const ShardOptions& options) {
-  const auto communicates = options.mesh.world().traits().device;
+  const auto communicates = options.mesh->world().traits().device;
   const auto device = device_of_values(parameter.tensor, communicates);
   return device.is_cpu() && (options.offload.parameters == OffloadTo::Host || lacks_values(parameter.tensor)) ? communicates : device;
 }
@@ -230,7 +230,7 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<ManagedParameter>
   FormerMemory former(managed);
   auto groups = grouped(std::move(managed), unit_layout);
   const BelowPaging below;
-  const auto number = options.mesh.world().next_number();  // taken even if this rank fails below, so that all ranks count alike
+  const auto number = options.mesh->world().next_number();  // taken even if this rank fails below, so that all ranks count alike
   // All memory is allocated and filled before the first parameter changes, so that the model stays as it was if that fails.
   std::shared_ptr<Unit> unit;
   std::vector<BufferLayout> layouts;
@@ -254,7 +254,7 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<ManagedParameter>
   };
   // The ranks compare whether all could allocate, because a disk may be full on a single host.
   const bool on_disk = options.offload.parameters == OffloadTo::Disk;
-  on_disk ? all_or_none(options.mesh.world(), {.unit = name}, "has no room for its parameters", allocate) : allocate();
+  on_disk ? all_or_none(options.mesh->world(), {.unit = name}, "has no room for its parameters", allocate) : allocate();
   std::vector<Prepared> prepared;
   for (size_t i = 0; i < groups.size(); i++) prepared.push_back(unit->prepare(groups[i], layouts[i], i, std::move(memory[i]), starts));
   starts.expect_all();

@@ -26,7 +26,7 @@ at::Tensor in_memory_order(const at::Tensor& tensor) {
 at::Tensor Starts::computed(const ManagedParameter& parameter) const {
   const auto& tensor = parameter.tensor;
   if (!options_.param_init_fn) return computed_values(tensor);
-  const auto device = device_of_values(tensor, options_.mesh.world().traits().device);
+  const auto device = device_of_values(tensor, options_.mesh->world().traits().device);
   const auto values = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device));
   initialise(options_.param_init_fn, parameter.name, values);
   return values;
@@ -37,7 +37,7 @@ bool Starts::can_make(const ManagedParameter& parameter) const {
 }
 
 void Starts::expect_sendable(std::span<const std::vector<ManagedParameter>> groups) const {
-  const auto& world = options_.mesh.world();
+  const auto& world = options_.mesh->world();
   if (options_.start != Start::FromRank0) return;
   std::vector<std::string> missing;
   for (const auto& parameter : groups | std::views::join) {
@@ -62,13 +62,13 @@ StartValues Starts::made(const ManagedParameter& parameter, const Span& span) co
     return result;
   }
   // The values in a trace for simulated ranks do not matter.
-  if (const auto& traits = options_.mesh.world().traits(); traits.simulated && traits.traces) {
+  if (const auto& traits = options_.mesh->world().traits(); traits.simulated && traits.traces) {
     result.all = at::zeros({tensor.numel()}, tensor.options().device(traits.device));
     return result;
   }
   if (!can_make(parameter)) return result;
   const bool sends = options_.start == Start::FromRank0;
-  const bool may_be_part = !sends && !options_.param_init_fn && !options_.mesh.world().traits().traces;
+  const bool may_be_part = !sends && !options_.param_init_fn && !options_.mesh->world().traits().traces;
   if (may_be_part && tensor.strides() == full.strides() && has_parts(tensor)) {
     result.part = computed_values(tensor, {.begin = span.shard_begin, .numel = span.shard_numel});
     result.fingerprint = fingerprint_of_recipe(tensor);
@@ -81,7 +81,7 @@ StartValues Starts::made(const ManagedParameter& parameter, const Span& span) co
 }
 
 StartValues Starts::of(const ManagedParameter& parameter, const Span& span) {
-  const auto& world = options_.mesh.world();
+  const auto& world = options_.mesh->world();
   const auto& tensor = parameter.tensor;
   const bool sends = options_.start == Start::FromRank0;
   StartValues result;

@@ -40,7 +40,7 @@ class Starts {
   /// expect_all() throws the error. Collective with Start::FromRank0.
   StartValues of(const ManagedParameter& parameter, const Span& span);
   /// Throws on all ranks if some rank could not make its values. Collective.
-  void expect_all() const { making_.expect_all(options_.mesh.world(), {.unit = unit_}, "can't make its parameters"); }
+  void expect_all() const { making_.expect_all(options_.mesh->world(), {.unit = unit_}, "can't make its parameters"); }
 
  private:
   bool can_make(const ManagedParameter& parameter) const;

@@ -165,7 +165,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void rename(const std::string& name);
   /// A number that distinguishes units with the same name. It is the same on all ranks.
   uint64_t number() const { return number_; }
-  const Mesh& mesh() const { return options_.mesh; }
+  const Mesh& mesh() const { return *options_.mesh; }
   const ShardOptions& options() const { return options_; }
   const std::vector<Group>& groups() const { return groups_; }
   std::optional<at::ScalarType> compute_dtype() const { return compute_dtype_; }
