@@ -125,8 +125,8 @@ std::span<const LibtorchCheck> libtorch_checks() {
   static constexpr LibtorchCheck kChecks[] = {
       {"call the fallback of the DeferredInit key for an operand that has the key",
        "parameters that are gathered when they are used", &calls_the_fallback_of_an_operand},
-      {"call the fallback of the DeferredInit key, before autograd, for a thread that includes the key", "deferred_init and activation checkpointing",
-       &calls_the_fallback_of_a_thread},
+      {"call the fallback of the DeferredInit key, before autograd, for a thread that includes the key",
+       "deferred_init and activation checkpointing", &calls_the_fallback_of_a_thread},
       {"refuse pointers to a storage that has no memory", "parameters that are sharded", &guards_storages},
       {"report a request for writable memory", "writes through raw pointers", &tells_of_writes},
       {"lead the graph of an operator to the node of its operand", "the reduction of gradients", &leads_graphs_to_nodes},
