@@ -27,8 +27,8 @@ at::Tensor two_ones() {
   return at::ones({1, 2}, at::TensorOptions().dtype(at::kFloat).device(at::kCPU));
 }
 
-// No check multiplies or adds, because the first product or sum of a process takes longer than all checks.
-
+// By a replaced operator, because the first product of matrices in a process takes longer than all checks. The checks below zero values for
+// the same reason, in place of adding to them.
 bool calls_the_fallback_of_an_operand() {
   const auto weight = paged_alias(two_ones()), instead = two_ones();
   WeightMeta::of(weight).instead = std::make_shared<const WeightOperator>(
