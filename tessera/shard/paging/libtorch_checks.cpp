@@ -27,8 +27,8 @@ at::Tensor two_ones() {
   return at::ones({1, 2}, at::TensorOptions().dtype(at::kFloat).device(at::kCPU));
 }
 
-// By a replaced operator, because the first product of matrices in a process takes longer than all checks. The checks below zero values for
-// the same reason, in place of adding to them.
+// By a replaced operator, because the first product or sum of a process takes longer than all checks. The checks below have exp and zero_
+// for the same reason.
 bool calls_the_fallback_of_an_operand() {
   const auto weight = paged_alias(two_ones()), instead = two_ones();
   WeightMeta::of(weight).instead = std::make_shared<const WeightOperator>(
@@ -104,11 +104,11 @@ bool leads_graphs_to_nodes() {
   const compat::NodePtr node = compat::make_node<PassingNode>();
   const auto parameter = paged_alias(two_ones()), leaf = two_ones().requires_grad_();
   ag::impl::set_gradient_edge(parameter, ag::Edge(node, 0));
-  const auto product = at::mul(parameter, leaf);
-  if (!product.grad_fn()) return false;
-  const auto& edges = product.grad_fn()->next_edges();
-  const auto* const accumulate = dynamic_cast<const ag::AccumulateGrad*>(edges[1].function.get());
-  return edges[0].function == node && node->sequence_nr() == UINT64_MAX && accumulate != nullptr && accumulate->variable.is_same(leaf);
+  const auto of_parameter = parameter.exp().grad_fn(), of_leaf = leaf.exp().grad_fn();
+  if (!of_parameter || !of_leaf) return false;
+  const auto* const accumulate = dynamic_cast<const ag::AccumulateGrad*>(of_leaf->next_edge(0).function.get());
+  return of_parameter->next_edge(0).function == node && node->sequence_nr() == UINT64_MAX && accumulate != nullptr &&
+         accumulate->variable.is_same(leaf);
 }
 
 bool counts_versions() {
