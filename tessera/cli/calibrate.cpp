@@ -209,7 +209,7 @@ void calibrate(const Communicator& world, const std::string& file) {
   machine.write(file);
   const auto* const built_in = speeds.topology.hosts() > 1 ? ""
                                : host.size() > 1 ? "; there is one host, so the network between hosts is the built-in one"
-                                                 : "; there is one rank, so the links within a host and between hosts are the built-in ones";
+                                                 : "; there is one rank, so the links between ranks and hosts are the built-in ones";
   fmt::print("{}  wrote the medians{} to {}{}{}\n", speed_table(std::move(table)),
              world.size() % 2 == 0 ? " (of two values in the middle the slower one)" : "", file, built_in, remark);
 }

@@ -105,7 +105,7 @@ class DryRun final : public Simulation, OperatorCosts {
     const auto memory = memory_in_use().all();
     step_.schedule.push_back({.pass = std::string(phase), .unit = std::string(unit), .begin = clocks.now - begin_, .memory = memory});
   }
-  /// Prints or writes the outcome, once. Returns false if it can't be written; then it says why, and prints what can't be written elsewhere.
+  /// Prints or writes the outcome, once. If its file can't be written, says why, prints it, and returns false.
   bool report() {
     if (std::exchange(reported_, true)) return true;
     if (outcome_.steps == 0 && trains_) take_step();

@@ -304,7 +304,8 @@ class PlanCommand {
       return fmt::format("Take {}{}: a step takes {}, and a rank {}{}:\n\n  {}{}", best.name == kAsItIs ? "" : best.name + " on ",
                          counted(best.world, "rank"), best.time_text("step"), size_text(best.peak()),
                          best.world > here_ ? "; on each host, with its own number after --node-rank" : "", launch_line(),
-                         needs_tokenizer() ? fmt::format("\n\nIt reads {}, which is not there yet", (model_.place / kTokenizer).string()) : "");
+                         needs_tokenizer() ? fmt::format("\n\nIt reads {}/{}, which is not there yet", model_.place.string(), kTokenizer)
+                                           : "");
     }
     const auto& least = *std::ranges::min_element(plans_, {}, &Plan::peak);
     return fmt::format("Nothing fits into {} of a rank; the least is {}, {} on {}. More ranks take less each; so do smaller batches, "
@@ -401,7 +402,7 @@ class PlanCommand {
 
 void add_plan(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("plan", "Says what memory and time training takes, before it runs, and how best to shard it");
-  command->formatter(std::make_shared<HelpWithUsage>("tessera plan MODEL -n N [OPTIONS]\n       tessera plan -n N [OPTIONS] -- PROGRAM ARGS..."));
+  command->formatter(std::make_shared<HelpWithUsage>("tessera plan -n N [OPTIONS] MODEL | -- PROGRAM ARGS..."));
   const auto flags = std::make_shared<PlanFlags>();
   command
       ->add_option("MODEL", flags->words,
@@ -440,7 +441,8 @@ void add_plan(CLI::App& app, std::function<int()>& chosen) {
     if (bytes < kLeastMemory) throw ConfigError("'{}' is less than a megabyte; write the unit, such as 80GB", text);
     return bytes;
   };
-  add_value(*command, "--memory", flags->memory, memory_of_text, "What a rank may use, such as 64GB; its part of the machine's unless given")
+  add_value(*command, "--memory", flags->memory, memory_of_text,
+            "What a rank may use, such as 64GB; its part of the machine's unless given")
       ->type_name("SIZE");
   command->add_flag("--json", flags->as_json, "As JSON");
   command->footer(Help::footer_of(

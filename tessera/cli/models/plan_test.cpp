@@ -79,8 +79,8 @@ TEST_F(PlanCommand, NamesTheWayOut) {
     EXPECT_THAT(ended.err, HasSubstr(what));
   };
   says({"-n", "2", "--", "sh", "-c", "echo hello"},
-       "the program on 2 ranks ended with status 0 and has taken no step of training with Tessera, for which it has to call tessera::init or "
-       "make a Trainer; last it said: hello");
+       "the program on 2 ranks ended with status 0 and has taken no step of training with Tessera, for which it has to call "
+       "tessera::init or make a Trainer; last it said: hello");
   says({"-n", "2", "--", "sh", "-c", "seq 100; exit 4"}, "last it said: 91\n92");
   says({"-n", "2", "nowhere.gguf"}, "nowhere.gguf is not there");
   says({"-n", "2", model("gpt2")}, "tessera plan -n 8 -- PROGRAM");
@@ -92,8 +92,8 @@ TEST_F(PlanCommand, NamesTheWayOut) {
   says({"-n", "2", "--machine", folder / "cut.json", model("llama")}, "cut.json is damaged or not the file of a machine");
   const auto with = [&](const std::string& name, const std::string& sizes) {
     std::filesystem::create_directories(folder / name);
-    write_file(folder / name / "config.json", R"({"model_type": "llama", "vocab_size": 512, "num_hidden_layers": 1, "intermediate_size": 128, )" +
-                                                  sizes + R"("num_attention_heads": 4})");
+    write_file(folder / name / "config.json", R"({"model_type": "llama", "vocab_size": 512, "num_hidden_layers": 1,
+      "intermediate_size": 128, )" + sizes + R"("num_attention_heads": 4})");
     return folder / name;
   };
   says({"-n", "2", with("no-size", "")}, "hidden_size: missing: a plan needs it");
