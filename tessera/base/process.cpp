@@ -42,7 +42,7 @@ std::string why_not_started(const std::string& program, int reason) {
   const auto* const python = program.ends_with(".py") ? "python3 " : nullptr;
   const std::string why = std::strerror(reason);
   if (std::filesystem::is_directory(program, ignored)) return why + "; it is a folder: name the program in it";
-  if (reason == EACCES && is_here)
+  if (reason == EACCES && std::filesystem::is_regular_file(program, ignored))
     return why + (python != nullptr ? "; start it as python3 " : "; make it executable: chmod +x ") + program;
   if (reason != ENOENT) return why;
   if (is_here && has_path) return why + "; is the interpreter there that its first line names?";

@@ -181,9 +181,16 @@ void calibrate(const Communicator& world, const std::string& file) {
   for (size_t i = 0; i < all.size(); i++) {
     const auto* begin = values[static_cast<int64_t>(i)].data_ptr<double>();
     const std::vector<double> of_ranks(begin, begin + world.size());
-    *all[i].member = middle_of(of_ranks).second;
+    const auto [less, more] = middle_of(of_ranks);
+    *all[i].member = all[i].text == duration_text ? more : less;  // of two in the middle the slower one, as ranks wait for each other
     table.push_back(speed_row(all[i].name, of_ranks, all[i].text,
                               [&](size_t rank) { return fmt::format("rank {} ({})", rank, speeds.hosts[rank]); }));
+  }
+  std::string remark;
+  for (size_t i = 2; on_cpu && i < passes.size(); i++) {  // threads make the smallest pass slow
+    if (passes[i] > 2 * passes[i - 1])
+      remark = fmt::format("\n  the pass over {} kB was faster than a smaller one: other programs have disturbed this, so measure again",
+                           3 * sizes[i] / 1024);
   }
   machine.cached_bandwidth = std::ranges::max(passes);
   machine.bandwidth = passes.back();
@@ -200,8 +207,11 @@ void calibrate(const Communicator& world, const std::string& file) {
   }
   if (!latencies.empty()) machine.outer = {.latency = middle_of(latencies).second, .bandwidth = middle_of(bandwidths).second};
   machine.write(file);
-  fmt::print("{}  wrote the medians to {}{}\n", speed_table(std::move(table)), file,
-             speeds.topology.hosts() > 1 ? "" : "; there is one host, so the network between hosts is the built-in one");
+  const auto* const built_in = speeds.topology.hosts() > 1 ? ""
+                               : host.size() > 1 ? "; there is one host, so the network between hosts is the built-in one"
+                                                 : "; there is one rank, so the links between ranks and hosts are the built-in ones";
+  fmt::print("{}  wrote the medians{} to {}{}{}\n", speed_table(std::move(table)),
+             world.size() % 2 == 0 ? " (of two values in the middle the slower one)" : "", file, built_in, remark);
 }
 
 }  // namespace tessera::cli

@@ -12,8 +12,10 @@
 #include <optional>
 #include <thread>
 
+#include "tessera/base/atomic_write.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
 #include "tessera/base/port.h"
@@ -267,7 +269,12 @@ void expect_one_master(bool has_choice) {
 int run(const TestFlags& flags) {
   HeldErrors errors;
   keep_limit(flags, errors.lines());
-  if (identity_from_environment()) return errors.end(test_as_rank(flags));
+  const auto identity = identity_from_environment();
+  if (!flags.calibrate.empty() && (!identity || identity->rank == 0)) {  // before half a minute of measurements is lost
+    if (is_folder(flags.calibrate)) throw ConfigError("--calibrate {} is a folder; name a file in it", flags.calibrate);
+    const NewFile can_be_made(flags.calibrate);
+  }
+  if (identity) return errors.end(test_as_rank(flags));
   bool good = true;
   // One transport measures a machine: that of ranks of a host.
   const auto transport = flags.calibrate.empty() || flags.transport != "all" ? flags.transport : "shm";

@@ -79,7 +79,10 @@ const BertConfig& expect_sense(const BertConfig& config) {
     if (!holds) throw ConfigError("a BERT can't have {} {}: it must be {}", key, value, rule);
   };
   each_number(config, [&](const std::string_view key, auto value) {
-    if (std::is_integral_v<decltype(value)>) expect(value >= 1, key.data(), value, "at least 1");
+    if (std::is_integral_v<decltype(value)>) {
+      expect(value >= 1, key.data(), value, "at least 1");
+      expect(value <= kLargestSize, key.data(), value, "at most 2^28");
+    }
     if (key.ends_with("_prob")) expect(value >= 0 && value < 1, key.data(), value, "at least 0 and below 1");
   });
   expect(config.hidden_size % config.num_attention_heads == 0, "hidden_size", config.hidden_size, "a multiple of num_attention_heads");

@@ -20,6 +20,7 @@ namespace tessera::models {
 using Json = nlohmann::ordered_json;
 
 constexpr auto kConfigFile = "config.json";
+inline constexpr int64_t kLargestSize = int64_t{1} << 28;  // of a model in each direction, so that no number of bytes overflows
 
 inline const char* name_in_config(at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? "bfloat16" : dtype == at::kHalf ? "float16" : "float32";

@@ -216,12 +216,16 @@ const LlamaConfig& expect_sense(const LlamaConfig& config) {
   };
   expect(family_of(config.model_type) != nullptr, "model_type", config.model_type, "one of " + families());
   each_plain(config, [&](const char* key, auto value) {
-    if constexpr (std::is_same_v<decltype(value), int64_t>) expect(value >= 1, key, value, "at least 1");
+    if constexpr (std::is_same_v<decltype(value), int64_t>) {
+      expect(value >= 1, key, value, "at least 1");
+      expect(value <= kLargestSize, key, value, fmt::format("at most {}", kLargestSize));
+    }
   });
   const auto heads = config.num_attention_heads, shared = config.key_value_heads();
   expect(config.head_dim || config.hidden_size % heads == 0, "hidden_size", config.hidden_size,
          "a multiple of num_attention_heads, unless head_dim is given");
-  expect(config.head_size() >= 1, "head_dim", config.head_size(), "at least 1");
+  expect(config.head_size() >= 1 && config.head_size() <= kLargestSize, "head_dim", config.head_size(),
+         fmt::format("from 1 to {}", kLargestSize));
   expect(shared >= 1 && heads % shared == 0, "num_key_value_heads", shared, "a divisor of num_attention_heads");
   const auto turned = nn::rotary_size(config.rope, config.head_size());
   expect(turned >= 2 && turned % 2 == 0 && turned <= config.head_size(), "partial_rotary_factor", config.rope.partial_rotary_factor,

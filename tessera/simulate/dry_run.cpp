@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <optional>
 
 #include "tessera/base/clock.h"
@@ -90,7 +92,6 @@ class DryRun final : public Simulation, OperatorCosts {
 
   void enter(std::string_view phase, std::string_view unit) override {
     if (phase.empty()) return;
-    if (!trains_) allocate_as(MemoryKind::Activations);
     trains_ = true;
     if (phase == kWriting) {  // the optimizer's step enters all units at once
       place_ = "the optimizer's step";
@@ -104,15 +105,19 @@ class DryRun final : public Simulation, OperatorCosts {
     const auto memory = memory_in_use().all();
     step_.schedule.push_back({.pass = std::string(phase), .unit = std::string(unit), .begin = clocks.now - begin_, .memory = memory});
   }
-  /// Prints or writes the outcome.
-  void report() {
-    if (std::exchange(reported_, true)) return;
+  /// Prints or writes the outcome, once. If its file can't be written, says why, prints it, and returns false.
+  bool report() {
+    if (std::exchange(reported_, true)) return true;
     if (outcome_.steps == 0 && trains_) take_step();
     outcome_.computed = computed_operators();
-    const auto text = out_.empty() ? outcome_.to_text() : outcome_.to_json();
-    auto* const file = out_.empty() ? stdout : std::fopen(out_.c_str(), "w");
-    const bool good = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
-    if (!good) log(LogLevel::Error, "the outcome of the dry run can't be written to {}", out_.empty() ? "standard output" : out_);
+    const auto put = [](std::FILE* file, const std::string& text) {
+      return file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
+    };
+    if (out_.empty() ? put(stdout, outcome_.to_text()) : put(std::fopen(out_.c_str(), "w"), outcome_.to_json())) return true;
+    const std::string why = std::strerror(errno);
+    log(LogLevel::Error, "the outcome of the dry run can't be written to {}: {}", out_.empty() ? "standard output" : out_, why);
+    if (!out_.empty()) put(stdout, outcome_.to_text());
+    return false;
   }
 
  private:
@@ -164,9 +169,9 @@ class DryRun final : public Simulation, OperatorCosts {
   }
 
   [[noreturn]] void end() {
-    report();
+    const bool good = report();
     std::fflush(nullptr);
-    ::_exit(0);  // the program would continue with values that nobody has computed
+    ::_exit(good ? 0 : 1);  // the program would continue with values that nobody has computed
   }
 
   const Machine machine_;
@@ -202,7 +207,11 @@ Communicator dry_world(std::chrono::milliseconds limit) {
                         here, *ranks);
     machine.ranks_per_host = std::min(*ranks, here);
     run = new DryRun(machine, {.ranks = *ranks, .ranks_per_host = machine.ranks_per_host, .machine = name});
-    std::atexit([] { run->report(); });
+    std::atexit([] {
+      if (run->report()) return;
+      std::fflush(nullptr);
+      ::_exit(1);
+    });
   }
   return run->world().with_limit(limit);
 }

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -75,6 +76,7 @@ json outcome_of(const char* ranks, const std::function<void()>& program) {
 TEST(DryRun, MemoryAndTrafficFollowTheFormulas) {
   const auto outcome = outcome_of("8/4", [] {
     const auto world = init();
+    const auto data = at::ones({1 << 20});  // of the program, and no parameter
     auto model = net();
     shard(model, {.mesh = world, .residence = Residence::Gathered});
     train(model);
@@ -89,6 +91,7 @@ TEST(DryRun, MemoryAndTrafficFollowTheFormulas) {
   EXPECT_LE(shard_bytes, 4 * kBlock / 8 + 1024);  // padding
   const auto share = kBlocks * shard_bytes, block = 8 * shard_bytes;
   EXPECT_EQ(kinds["parameters"], share);
+  EXPECT_GE(kinds["activations"], 4 << 20);
   EXPECT_EQ(kinds["optimizer"], 2 * share);
   EXPECT_LE(kinds["gradients"], share);
   EXPECT_EQ(kinds["unsharded"], 2 * block);
@@ -182,6 +185,30 @@ TEST(DryRun, SaysHowFarAProgramCame) {
   });
   EXPECT_EQ(outcome["steps"], 1);
   EXPECT_EQ(outcome["units"].size(), kBlocks);
+}
+
+TEST(DryRun, FailsIfTheOutcomeCantBeWritten) {
+  for (const bool takes_steps : {true, false}) {
+    const Folder folder;
+    const auto output = folder / "output";
+    const auto child = ::fork();
+    if (child == 0) {
+      ::setenv("TESSERA_DRY_RUN", "2", 1);
+      ::setenv("TESSERA_DRY_RUN_OUT", (folder / "nothing/outcome.json").c_str(), 1);
+      if (std::freopen(output.c_str(), "w", stdout) == nullptr || ::dup2(STDOUT_FILENO, STDERR_FILENO) < 0) ::_exit(3);
+      const auto world = init();
+      auto model = net();
+      shard(model, {.mesh = world});
+      if (takes_steps) train(model);
+      std::exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(WEXITSTATUS(status), 1) << status;
+    const auto said = InputFile(output).read_all();
+    for (const auto* part : {"nothing/outcome.json: No such file or directory", "dry run of rank 0 of 2"})
+      EXPECT_NE(said.find(part), std::string::npos) << said;
+  }
 }
 
 TEST(DryRun, WrongNumbersAreErrors) {

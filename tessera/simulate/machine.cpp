@@ -9,6 +9,7 @@
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/base/input_file.h"
 
 namespace tessera::simulate {
@@ -51,8 +52,11 @@ std::vector<MachineField> fields_of(Machine& machine) {
 
 Machine read_machine(const std::filesystem::path& path) {
   const auto json = nlohmann::json::parse(InputFile(path).read_all(), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object())
+    throw ConfigError("{} is damaged or not the file of a machine: it is not a JSON object; measure the machine anew: "
+                      "tessera test --calibrate FILE", path);
   const auto expect = [&](const std::string& name, const auto& is_good, const std::string& must) {
-    const auto field = json.is_object() ? json.value(name, nlohmann::json()) : nlohmann::json();
+    const auto field = json.value(name, nlohmann::json());
     if (!is_good(field))
       throw ConfigError("{}: {} is {}, but must be {}; measure the machine anew: tessera test --calibrate FILE", path, name, field.dump(),
                         must);
@@ -92,7 +96,11 @@ double factor_of(at::ScalarType dtype) {
 }  // namespace
 
 Machine Machine::named(const std::string& name) {
-  if (name != "cpu" && name != "gpu") return read_machine(name);
+  if (name != "cpu" && name != "gpu") {
+    if (!is_there(name))
+      throw ConfigError("there is no machine {}: give cpu, gpu, or the file of tessera test --calibrate", name);
+    return read_machine(name);
+  }
   Machine machine{.kind = name, .ranks_per_host = 8};
   for (const auto& field : fields_of(machine)) *field.value = name == "cpu" ? field.cpu : field.gpu;
   return machine;

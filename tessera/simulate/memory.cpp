@@ -17,7 +17,6 @@ struct Account {
   std::mutex mutex;
   MemoryUse use = {};
   uint64_t peak = 0;
-  MemoryKind otherwise = MemoryKind::Parameters;
   std::function<void(const MemoryUse&)> at_peak;
 };
 
@@ -66,7 +65,8 @@ class ReservedMemory final : public c10::Allocator {
       begin = std::memset(::operator new(bytes, std::align_val_t(kLine)), 0, bytes);
     }
     const auto scope = MemoryScope::kind();
-    const auto kind = scope < 0 ? account().otherwise : static_cast<MemoryKind>(scope);
+    // Shards are in a scope; outside of all are also the program's data, and models until they are sharded.
+    const auto kind = scope < 0 ? MemoryKind::Activations : static_cast<MemoryKind>(scope);
     new (begin) AllocatedHeader{bytes, kind, is_counted};
     if (is_counted) add_memory(kind, size);
     auto* const memory = static_cast<std::byte*>(begin) + kLine;
@@ -83,10 +83,6 @@ void count_memory(std::function<void(const MemoryUse&)> at_peak) {
   is_counted = true;
   static auto* const memory = new ReservedMemory;
   c10::SetAllocator(c10::kCPU, memory, /*priority=*/UINT8_MAX);
-}
-
-void allocate_as(MemoryKind kind) {
-  account().otherwise = kind;
 }
 
 void add_memory(MemoryKind kind, uint64_t bytes) {

@@ -16,10 +16,9 @@ struct MemoryUse : std::array<uint64_t, kMemoryKinds> {
 };
 
 /// From now on, tensors in host memory get such memory, which is zero at first, and those of this thread are counted. `at_peak` is called
-/// whenever more is in use than before.
+/// whenever more is in use than before. Memory that is allocated outside of a
+/// MemoryScope counts as MemoryKind::Activations.
 void count_memory(std::function<void(const MemoryUse&)> at_peak);
-/// The kind of memory that is allocated outside of a MemoryScope.
-void allocate_as(MemoryKind kind);
 /// Counts memory that does not belong to a tensor and is never freed.
 void add_memory(MemoryKind kind, uint64_t bytes);
 /// Forgets the peak so far.

@@ -211,6 +211,7 @@ int launch(const LaunchPlan& plan, const config::Settings& settings, const std::
   }
   if (const auto warning = warning_of_unknown_env()) say(*warning);
   if (plan.environment.contains("TESSERA_DRY_RUN")) {
+    if (!plan.quiet) say("a dry run: one process simulates all ranks; a program that does not call tessera::init runs as it is");
     console.finish();
     ::unsetenv(kRunVariable);
     for (const auto& [name, value] : plan.environment) ::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);

@@ -11,7 +11,9 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <tuple>
@@ -43,6 +45,9 @@ namespace {
 constexpr int kMostPlannedRanks = 4096;
 constexpr int kNothingFits = 3;
 constexpr std::chrono::minutes kLimitOfDryRun(10);
+constexpr int64_t kLeastMemory = 1'000'000;
+constexpr auto kTokenizer = "tokenizer.json";
+constexpr int kLinesOfFailed = 10;  // of what a program says whose dry run has failed
 constexpr auto kNodeShared = "node-shared", kAsItIs = "as it is";
 
 struct PlanFlags {
@@ -54,6 +59,14 @@ struct PlanFlags {
   int ranks_per_host = 0;
   bool as_json = false;
 
+  /// Leaves out what was given twice.
+  void make_unique() {
+    const auto keep_first = [](auto& all) {
+      for (auto each = all.begin(); each != all.end();) each = std::find(all.begin(), each, *each) != each ? all.erase(each) : each + 1;
+    };
+    keep_first(worlds);
+    keep_first(strategies);
+  }
   bool are_of_program() const { return words.size() > 1 || !names_a_model(words.front()); }
   /// Throws ConfigError for a flag that would have no effect.
   void expect_use(const CLI::App& command) const {
@@ -82,6 +95,7 @@ struct Plan {
 class PlanCommand {
  public:
   explicit PlanCommand(PlanFlags flags) : flags_(std::move(flags)), machine_(simulate::Machine::named(flags_.machine)) {
+    flags_.make_unique();
     here_ = flags_.ranks_per_host > 0 ? flags_.ranks_per_host : machine_.ranks_per_host;
     for (const int world : flags_.worlds) {
       if (world > here_ && world % here_ != 0)
@@ -113,6 +127,11 @@ class PlanCommand {
   double memory_of(int world) const {
     if (flags_.memory > 0) return static_cast<double>(flags_.memory);
     return machine_.memory / (machine_.kind == "gpu" ? std::max(here_, machine_.ranks_per_host) : std::min(here_, world));
+  }
+  std::string memory_text() const {
+    if (memory_of(here_) == 0) return ", unknown memory each";
+    if (flags_.memory > 0 || machine_.kind == "gpu") return fmt::format(", {} each", size_text(memory_of(here_)));
+    return fmt::format(", which share {} equally", size_text(machine_.memory));
   }
   bool fits(const Plan& plan) const { return memory_of(plan.world) == 0 || plan.peak() <= memory_of(plan.world); }
   double tokens_per_second(const Plan& plan) const {
@@ -152,6 +171,22 @@ class PlanCommand {
     }
   }
 
+  /// Starts the program, or this one, which then trains the model.
+  Process started(const std::vector<std::string>& command, const std::map<std::string, std::string>& environment,
+                  const std::function<void()>& prepare) const {
+    try {
+      return Process(command, environment, Process::Output::Inherit, prepare);
+    } catch (const IoError& error) {
+      const auto& first = flags_.words.front();
+      if (!is_program_) throw;
+      if (names_a_model(first))
+        throw ConfigError("{} is a model, so '{}' belongs to no flag: give one MODEL, or a program with its arguments after --", first,
+                          flags_.words[1]);
+      throw ConfigError("{} is not a model, which is a folder, or a .json, .safetensors or .gguf file; and as a program: {}", first,
+                        error.what());
+    }
+  }
+
   /// Runs a plan in a process of its own, with its settings as variables, as launch passes them. Returns why there is no outcome.
   std::string try_one(Plan& plan, Watchdog& watchdog, int place) const {
     config::Settings settings;
@@ -164,12 +199,11 @@ class PlanCommand {
     environment["TESSERA_DRY_RUN"] = fmt::format("{}/{}", plan.world, here_);
     environment["TESSERA_DRY_RUN_OUT"] = out;
     const auto rows = std::to_string(flags_.batch_size), length = std::to_string(flags_.length);
-    // Without a program, this one, which then trains the model.
     const std::vector<std::string> own = {this_program(), "plan", flags_.words.front(), "-n", "1",
                                           "--batch-size", rows, "--length", length};
     // A file and not a pipe, for whose end a child of the program could make this process wait.
     const Fd file(::open(output.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR));
-    Process process(is_program_ ? flags_.words : own, environment, Process::Output::Inherit, [&] {
+    auto process = started(is_program_ ? flags_.words : own, environment, [&] {
       ::setpgid(0, 0);
       for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) ::dup2(file.get(), stream);
     });
@@ -183,9 +217,14 @@ class PlanCommand {
       if (plan.outcome.is_object() && plan.outcome.value("steps", 0) > 0) return {};
     }
     said.erase(said.find_last_not_of('\n') + 1);
-    return fmt::format("it {} and has taken no step of training with Tessera{}{}",
+    auto begin = said.size();
+    for (int line = 0; line < kLinesOfFailed && begin != std::string::npos; line++)
+      begin = begin == 0 ? std::string::npos : said.rfind('\n', begin - 1);
+    if (begin != std::string::npos) said.erase(0, begin + 1);
+    return fmt::format("{} and has taken no step of training with Tessera{}{}{}",
                        ended ? fmt::format("ended with status {}", *ended) : "was ended after ten minutes",
-                       said.empty() ? "" : ": ", said);
+                       is_program_ && ended == 0 ? ", for which it has to call tessera::init or make a Trainer" : "",
+                       said.empty() ? "" : "; last it said: ", said);
   }
 
   /// Runs all plans, and keeps those that took a step. If none did, throws Error with what the first one said.
@@ -196,22 +235,44 @@ class PlanCommand {
     std::atomic<size_t> next = 0;
     const int at_once = is_program_ ? 1 : cores();  // a program may write files
     Watchdog watchdog(at_once);
+    std::atomic<size_t> ended = 0;
     const auto work = [&](int place) {
-      for (size_t i = next++; i < plans_.size(); i = next++) faults[i] = try_one(plans_[i], watchdog, place);
+      for (size_t i = next++; i < plans_.size(); i = next++) {
+        faults[i] = try_one(plans_[i], watchdog, place);
+        ended++;
+      }
     };
     std::vector<std::future<void>> workers;
     for (int i = 0; i < at_once; i++) workers.push_back(std::async(std::launch::async, work, i));
+    show_progress(workers, ended);
     for (auto& worker : workers) worker.get();
     std::vector<Plan> good;
     for (size_t i = 0; i < plans_.size(); i++) {
       if (faults[i].empty()) {
         good.push_back(std::move(plans_[i]));
       } else {
-        left_out_.push_back(fmt::format("{} on {} is left out: {}", plans_[i].name, counted(plans_[i].world, "rank"), faults[i]));
+        left_out_.push_back(fmt::format("{} on {} {}", plans_[i].name == kAsItIs ? "the program" : plans_[i].name,
+                                        counted(plans_[i].world, "rank"), faults[i]));
       }
     }
     plans_ = std::move(good);
-    if (plans_.empty()) throw Error("no dry run has come to an end. {}", left_out_.front());
+    if (plans_.empty()) throw Error("no dry run has come to an end: {}", left_out_.front());
+  }
+
+  /// Returns when all have ended. Until then a line on a terminal's stderr says how many dry runs have.
+  void show_progress(std::vector<std::future<void>>& workers, const std::atomic<size_t>& ended) const {
+    const auto display = train::Display::of(stderr);
+    const bool is_terminal = display.columns().has_value();
+    const auto begin = std::chrono::steady_clock::now();
+    for (auto& worker : workers) {
+      while (worker.wait_for(std::chrono::seconds(1)) == std::future_status::timeout) {
+        const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+        if (is_terminal)
+          display.write(fmt::format("\r{} of {} have ended after {}", ended.load(), counted(std::ssize(plans_), "dry run"),
+                                    train::short_time(passed.count())));
+      }
+    }
+    if (is_terminal) display.write("\r\x1b[K");
   }
 
   /// The command line that trains by the best plan.
@@ -227,16 +288,24 @@ class PlanCommand {
     }
     if (is_program_) return line + " \\\n    " + joined(flags_.words, " ");
     const bool is_llama = model_.recipe == "llama", is_new = is_llama && !model_.has_weights && flags_.method == "full";
-    return line + fmt::format(" \\\n    {} {} {} --data FILE --batch-size {} {} {}", model_.recipe, is_new ? "--config" : "--model",
+    const auto recipe = std::filesystem::path(this_program()).parent_path() / model_.recipe;
+    return line + fmt::format(" \\\n    {} {} {} --data FILE --batch-size {} {} {}",
+                              is_there(recipe) ? recipe.string() : model_.recipe, is_new ? "--config" : "--model",
                               model_.place.string(), flags_.batch_size, is_llama ? "--length" : "--max-length", flags_.length);
+  }
+
+  bool needs_tokenizer() const {
+    return !is_program_ && model_.recipe == "llama" && is_folder(model_.place) && !is_there(model_.place / kTokenizer);
   }
 
   std::string verdict() const {
     const auto& best = plans_.front();
     if (fits(best)) {
-      return fmt::format("Take {}{}: a step takes {}, and a rank {}{}:\n\n  {}", best.name == kAsItIs ? "" : best.name + " on ",
+      return fmt::format("Take {}{}: a step takes {}, and a rank {}{}:\n\n  {}{}", best.name == kAsItIs ? "" : best.name + " on ",
                          counted(best.world, "rank"), best.time_text("step"), size_text(best.peak()),
-                         best.world > here_ ? "; on each host, with its own number after --node-rank" : "", launch_line());
+                         best.world > here_ ? "; on each host, with its own number after --node-rank" : "", launch_line(),
+                         needs_tokenizer() ? fmt::format("\n\nIt reads {}/{}, which is not there yet", model_.place.string(), kTokenizer)
+                                           : "");
     }
     const auto& least = *std::ranges::min_element(plans_, {}, &Plan::peak);
     return fmt::format("Nothing fits into {} of a rank; the least is {}, {} on {}. More ranks take less each; so do smaller batches, "
@@ -299,10 +368,10 @@ class PlanCommand {
   void print() const {
     fmt::print("{}: {} parameters", joined(flags_.words, " "), train::short_number(plans_.front().outcome.at("parameters").get<double>()));
     if (!is_program_) fmt::print(", {}, {} of {} tokens a rank and step", flags_.method, counted(flags_.batch_size, "row"), flags_.length);
-    fmt::print("\nmachine {}: {} on each host, {} each\n\n{}\n{}", flags_.machine, counted(here_, "rank"),
-               memory_of(here_) == 0 ? "unknown memory" : size_text(memory_of(here_)), tables(), chart());
+    fmt::print("\nmachine {}: up to {} on a host{}\n\n{}\n{}", flags_.machine, counted(here_, "rank"), memory_text(), tables(), chart());
     if (!is_program_) fmt::print("+ac is with activation checkpointing\n");
-    fmt::print("{}{}\n{}\n", joined(left_out_, "\n"), left_out_.empty() ? "" : "\n", verdict());
+    for (const auto& each : left_out_) fmt::print("left out: {}\n", each);
+    fmt::print("\n{}\n", verdict());
   }
 
   void print_json() const {
@@ -333,6 +402,7 @@ class PlanCommand {
 
 void add_plan(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("plan", "Says what memory and time training takes, before it runs, and how best to shard it");
+  command->formatter(std::make_shared<HelpWithUsage>("tessera plan -n N [OPTIONS] MODEL | -- PROGRAM ARGS..."));
   const auto flags = std::make_shared<PlanFlags>();
   command
       ->add_option("MODEL", flags->words,
@@ -366,7 +436,13 @@ void add_plan(CLI::App& app, std::function<int()>& chosen) {
       ->add_option("--machine", flags->machine,
                    "The file of tessera test --calibrate; or cpu or gpu, which are built-in round numbers for servers")
       ->capture_default_str();
-  add_value(*command, "--memory", flags->memory, bytes_of, "What a rank may use, such as 64GB; its part of the machine's unless given")
+  const auto memory_of_text = [](const std::string& text) {
+    const auto bytes = bytes_of(text);
+    if (bytes < kLeastMemory) throw ConfigError("'{}' is less than a megabyte; write the unit, such as 80GB", text);
+    return bytes;
+  };
+  add_value(*command, "--memory", flags->memory, memory_of_text,
+            "What a rank may use, such as 64GB; its part of the machine's unless given")
       ->type_name("SIZE");
   command->add_flag("--json", flags->as_json, "As JSON");
   command->footer(Help::footer_of(

@@ -71,11 +71,16 @@ PlannedModel planned_model(const std::filesystem::path& path) try {
   if (path.extension() == ".safetensors") checkpoint::read_catalog(path);  // throws if the file is damaged
   const auto folder = is_folder(path) ? path : std::filesystem::absolute(path).parent_path();
   std::string type;
-  models::ConfigFile::open(folder).read("model_type", type);
+  const auto file = models::ConfigFile::open(folder);
+  file.read("model_type", type);
   auto model = type == "bert" ? planned_bert(models::BertConfig::read(folder)) : planned_llama(models::LlamaConfig::read(folder));
+  for (const auto* size : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}) {
+    if (file.find(size) == nullptr) file.refuse(size, "a plan needs it");
+  }
   const auto is_of_weights = [](const auto& name) { return name.ends_with(".safetensors") || name.starts_with("pytorch_model"); };
   model.place = folder;
   model.has_weights = std::ranges::any_of(names_in(folder).value(), is_of_weights);
+  if (model.has_weights) checkpoint::read_model(folder);  // throws if a file is damaged or a part is missing
   return model;
 } catch (const ConfigError& error) {
   throw ConfigError("{}; any program that trains a model can be planned: tessera plan -n 8 -- PROGRAM ARGS...", error.what());

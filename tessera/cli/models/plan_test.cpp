@@ -66,8 +66,9 @@ TEST_F(PlanCommand, SaysWhatTheLeastIsIfNothingFits) {
   const auto none = plan({"-n", "2", "-n", "4", "--memory", "5GB", program()});
   EXPECT_EQ(none.status, 3);
   EXPECT_THAT(none.out, HasSubstr("Nothing fits into 5 GB of a rank; the least is 24 GB, as it is on 4 ranks"));
-  const auto json = plan({"-n", "2", "--memory", "5MB", "--json", program()});
+  const auto json = plan({"-n", "2", "-n", "2", "--memory", "5MB", "--json", program()});
   EXPECT_EQ(json.status, 3);
+  EXPECT_EQ(nlohmann::json::parse(json.out).at("plans").size(), 1U);
   EXPECT_THAT(nlohmann::json::parse(json.out).at("verdict").get<std::string>(), HasSubstr("More ranks"));
 }
 
@@ -77,9 +78,28 @@ TEST_F(PlanCommand, NamesTheWayOut) {
     EXPECT_NE(ended.status, 0);
     EXPECT_THAT(ended.err, HasSubstr(what));
   };
-  says({"-n", "2", "--", "sh", "-c", "echo hello"}, "has taken no step of training with Tessera: hello");
+  says({"-n", "2", "--", "sh", "-c", "echo hello"},
+       "the program on 2 ranks ended with status 0 and has taken no step of training with Tessera, for which it has to call "
+       "tessera::init or make a Trainer; last it said: hello");
+  says({"-n", "2", "--", "sh", "-c", "seq 100; exit 4"}, "last it said: 91\n92");
   says({"-n", "2", "nowhere.gguf"}, "nowhere.gguf is not there");
   says({"-n", "2", model("gpt2")}, "tessera plan -n 8 -- PROGRAM");
+  says({"-n", "2", "nothere"}, "nothere is not a model, which is a folder, or a .json, .safetensors or .gguf file; and as a program");
+  says({"-n", "2", model("llama") + "/config.json", "extra"}, "is a model, so 'extra' belongs to no flag");
+  says({"-n", "2", "--memory", "80", model("llama")}, "--memory: '80' is less than a megabyte; write the unit, such as 80GB");
+  says({"-n", "2", "--machine", "tpu", model("llama")}, "there is no machine tpu: give cpu, gpu, or the file of");
+  write_file(folder / "cut.json", "{\"kind\": ");
+  says({"-n", "2", "--machine", folder / "cut.json", model("llama")}, "cut.json is damaged or not the file of a machine");
+  const auto with = [&](const std::string& name, const std::string& sizes) {
+    std::filesystem::create_directories(folder / name);
+    write_file(folder / name / "config.json", R"({"model_type": "llama", "vocab_size": 512, "num_hidden_layers": 1,
+      "intermediate_size": 128, )" + sizes + R"("num_attention_heads": 4})");
+    return folder / name;
+  };
+  says({"-n", "2", with("no-size", "")}, "hidden_size: missing: a plan needs it");
+  says({"-n", "2", with("huge", R"("hidden_size": 1000000000000000000, )")}, "at most 268435456");
+  write_file(with("damaged", R"("hidden_size": 64, )") / "model.safetensors", "cut off");
+  says({"-n", "2", folder / "damaged"}, "model.safetensors");
   says({"-n", "12", model("llama")}, "give a multiple of 8, or --ranks-per-host");
   says({"-n", "2", "--batch-size", "8", program()}, "--batch-size is for a model from its description");
   says({"-n", "2", "--rank", "4", model("llama")}, "--rank is for adapters");
@@ -95,7 +115,7 @@ TEST_F(PlanCommand, GivesPrecisionAndNoRecordToAProgram) {
   planned.push_back(program());
   EXPECT_THAT(Launched(planned).end().out, AllOf(HasSubstr("Take 2 ranks"), HasSubstr("--mixed-precision bf16")));
   for (const auto* word : {"--", "sh", "-c", "echo $ACCELERATE_MIXED_PRECISION ${TESSERA_RECORD-none}"}) says.emplace_back(word);
-  EXPECT_THAT(Launched(says, {{"TESSERA_RECORD", folder / "record"}}).end().err, HasSubstr("with Tessera: bf16 none"));
+  EXPECT_THAT(Launched(says, {{"TESSERA_RECORD", folder / "record"}}).end().err, HasSubstr("last it said: bf16 none"));
 }
 
 TEST_F(PlanCommand, LeavesNothingBehind) {
@@ -113,6 +133,7 @@ TEST_F(PlanCommand, RanksShareTheMemoryOfTheirHost) {
     return nlohmann::json::parse(plan(flags).out).at("plans").at(0).at("available").get<double>();
   };
   EXPECT_EQ(available({}), 8 * 64e9 / 4);
+  EXPECT_THAT(plan({"-n", "2", program()}).out, HasSubstr("machine cpu: up to 8 ranks on a host, which share 512 GB equally"));
   EXPECT_EQ(available({"--ranks-per-host", "2"}), 8 * 64e9 / 2);
   EXPECT_EQ(available({"--machine", "gpu", "--ranks-per-host", "2"}), 80e9);
 }
@@ -130,6 +151,7 @@ TEST_F(PlanCommand, ShardsAModelInEachWay) {
   EXPECT_NEAR(kind("NO_SHARD", "optimizer"), 2 * 4 * parameters, 16'384);
   EXPECT_LT(kind("FULL_SHARD+ac", "activations"), kind("FULL_SHARD", "activations"));
   EXPECT_THAT(found.at("command").get<std::string>(), AllOf(HasSubstr("tessera launch -n 2"), HasSubstr("--config " + model("llama"))));
+  EXPECT_THAT(found.at("verdict").get<std::string>(), HasSubstr("tokenizer.json, which is not there yet"));
 }
 
 TEST(Machine, IsReadAsItWasWritten) {
@@ -141,6 +163,13 @@ TEST(Machine, IsReadAsItWasWritten) {
   EXPECT_EQ(read.outer.bandwidth, gpu.outer.bandwidth);
   EXPECT_EQ(read.product_seconds(1e12, 100, at::kBFloat16), gpu.product_seconds(1e12, 100, at::kBFloat16));
   EXPECT_GT(read.product_seconds(1e12, 8, at::kFloat), read.product_seconds(1e12, 4096, at::kFloat));
+}
+
+TEST(Machine, IsNotMeasuredForAFileThatCantBeWritten) {
+  const Folder folder;
+  const auto says = [&](const std::string& file) { return Launched({tessera(), "test", "--calibrate", file}).end().err; };
+  EXPECT_THAT(says(folder / "nothing/machine.json"), HasSubstr("nothing/machine.json"));
+  EXPECT_THAT(says(folder.path()), HasSubstr("is a folder; name a file in it"));
 }
 
 TEST(Machine, IsMeasured) {

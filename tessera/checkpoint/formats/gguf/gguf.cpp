@@ -227,6 +227,7 @@ GgufFile::GgufFile(const std::filesystem::path& path) : path_(path) {
     tensors_.push_back(read_tensor(header));
     if (!known.insert(tensors_.back().name).second) header.refuse("the tensor '{}' occurs twice", tensors_.back().name);
   }
+  if (tensors_.empty()) return;
   const auto alignment = static_cast<uint64_t>(integer(kAlignmentKey).value_or(kGgufAlignment));
   if (alignment == 0 || alignment > file.size()) header.refuse("{} is {}", kAlignmentKey, alignment);
   const auto begin = aligned(header.at(), alignment);
