@@ -117,6 +117,7 @@ Trainer::Trainer(TrainerOptions options)
       reports_(reports_of(options_, settings_)) {
   expect_same_settings(settings_, world_);
   if (!is_main_process()) return;
+  if (Simulation::current() == nullptr) train::expect_free_ports(reports_);  // rather than after the first steps
   for (const auto& remark : settings_.remarks()) tessera::log(LogLevel::Warning, remark);
   const auto& type = settings_.text("distributed_type");
   if ((type == "MULTI_GPU" || type == "XLA") && world_.traits().device.is_cpu()) {
