@@ -1,5 +1,6 @@
 // A dry run: TESSERA_DRY_RUN=N makes tessera::init return a world of N simulated ranks, in which the program takes a few steps without
 // computing any values. Then what a step would take is printed, and the process ends.
+#include <errno.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include "tessera/base/clock.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
@@ -104,7 +106,7 @@ class DryRun final : public Simulation, OperatorCosts {
     const auto memory = memory_in_use().all();
     step_.schedule.push_back({.pass = std::string(phase), .unit = std::string(unit), .begin = clocks.now - begin_, .memory = memory});
   }
-  /// Prints or writes the outcome.
+  /// Prints or writes the outcome. Ends the process with status 1 if it can't.
   void report() {
     if (std::exchange(reported_, true)) return;
     if (outcome_.steps == 0 && trains_) take_step();
@@ -112,7 +114,12 @@ class DryRun final : public Simulation, OperatorCosts {
     const auto text = out_.empty() ? outcome_.to_text() : outcome_.to_json();
     auto* const file = out_.empty() ? stdout : std::fopen(out_.c_str(), "w");
     const bool good = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
-    if (!good) log(LogLevel::Error, "the outcome of the dry run can't be written to {}", out_.empty() ? "standard output" : out_);
+    if (good) return;
+    const auto reason = errno;
+    log(LogLevel::Error, "the outcome of the dry run can't be written to {}: {}", out_.empty() ? "standard output" : out_, why_unwritable(reason));
+    if (!out_.empty()) fmt::print("{}", outcome_.to_text());
+    std::fflush(nullptr);
+    ::_exit(1);
   }
 
  private:

@@ -184,6 +184,19 @@ TEST(DryRun, SaysHowFarAProgramCame) {
   EXPECT_EQ(outcome["units"].size(), kBlocks);
 }
 
+TEST(DryRun, AResultThatCantBeWrittenIsAnError) {
+  const auto child = ::fork();
+  if (child == 0) {
+    ::setenv("TESSERA_DRY_RUN", "2", 1);
+    ::setenv("TESSERA_DRY_RUN_OUT", "/nowhere/outcome.json", 1);
+    init();
+    std::exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+}
+
 TEST(DryRun, WrongNumbersAreErrors) {
   for (const auto* const wrong : {"", "0", "-1", "x", "4/", "4/0", "4/2/1", "1e3", "12/8"}) {
     const auto child = ::fork();

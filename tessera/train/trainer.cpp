@@ -19,6 +19,7 @@
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/comm/init.h"
+#include "tessera/comm/simulation.h"
 #include "tessera/shard/buffers.h"
 #include "tessera/shard/checkpoint_modules.h"
 #include "tessera/shard/norms.h"

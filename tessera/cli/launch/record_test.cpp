@@ -105,7 +105,7 @@ TEST(Launch, LeavesTheRecordOfARun) {
   EXPECT_NE(recorded(folder, "kill").status, 0);
   EXPECT_FALSE(std::filesystem::exists(trace_of(folder, 1))) << "of an earlier attempt";
 
-  const auto other = run(std::to_string(kRanks - 1), {this_program()}, trains.environment("train"), {"--record", folder.string()});
+  const auto other = testing::run(std::to_string(kRanks - 1), {this_program()}, trains.environment("train"), {"--record", folder.string()});
   EXPECT_EQ(other.status, 2);
   EXPECT_THAT(other.err, HasSubstr("a run on 4 ranks, which can't be continued on 3"));
 
