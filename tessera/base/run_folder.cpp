@@ -47,7 +47,7 @@ json read_run(const std::filesystem::path& folder) {
   return run;
 }
 
-json run_to_continue(const std::filesystem::path& folder, int world, int restarts) {
+json run_to_continue(const std::filesystem::path& folder, std::optional<int> world, int restarts) {
   auto run = read_run(folder);
   if (run.is_null() || restarts > 0) return run;
   if (run.value("status", json()) == "done") {
@@ -56,11 +56,11 @@ json run_to_continue(const std::filesystem::path& folder, int world, int restart
         "interrupted is continued in its folder",
         folder);
   }
-  if (const auto before = run.value("world", json(world)); before != world) {
+  if (const auto before = run.value("world", json()); world && before.is_number() && before != *world) {
     throw ConfigError(
         "the folder {} has the record of a run on {} ranks, which can't be continued on {}; record this run in another folder, or start it "
         "on {} ranks",
-        folder, before.dump(), world, before.dump());
+        folder, before.dump(), *world, before.dump());
   }
   return run;
 }

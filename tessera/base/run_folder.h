@@ -20,9 +20,9 @@ std::optional<std::filesystem::path> run_folder();
 /// Returns run.json of the folder, or null if there is none. Throws ConfigError if it is damaged.
 nlohmann::json read_run(const std::filesystem::path& folder);
 
-/// Returns run.json of a run that was interrupted or has failed, which this job of `world` ranks continues, or null if there is none. Throws
-/// ConfigError if the folder has a finished run or one of another number of ranks, unless `restarts` says that this job has begun it.
-nlohmann::json run_to_continue(const std::filesystem::path& folder, int world, int restarts);
+/// Returns run.json of a run that was interrupted or has failed, which this job continues, or null if there is none. Throws ConfigError if
+/// the folder has a finished run, or one on other than `world` ranks if that is known, unless `restarts` says that this job has begun it.
+nlohmann::json run_to_continue(const std::filesystem::path& folder, std::optional<int> world, int restarts);
 
 /// How often ranks have begun to record in the folder of this run.json; its member `earlier` has all of these but the last.
 int attempts_in(const nlohmann::json& run);

@@ -183,8 +183,10 @@ std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
     lines.emplace_back();
   }
   const auto put_row = [&](const std::string& text, int columns) { lines.push_back(fmt::format("{:.{}}", text, columns)); };
-  put_row(fmt::format("  rank     step  steps/s  compute        waits           memory  {}where", view.columns >= kWideColumns ? " seen  " : ""),
-          whole_columns(view.columns));
+  const int whole = whole_columns(view.columns);
+  put_row(fmt::format("  rank     step  steps/s  compute        waits           memory  {}where",
+                      view.columns >= kWideColumns ? " seen  " : ""),
+          whole);
 
   // A line stays free for the cursor.
   const auto room = static_cast<size_t>(std::max<int>(view.rows - 1 - static_cast<int>(lines.size()), 2));
@@ -192,7 +194,8 @@ std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
   if (!fits) {
     std::ranges::stable_sort(rows, std::ranges::greater(), [](const TopRow& row) { return std::pair(row.late, row.work()); });
   }
-  for (size_t i = 0; i < (fits ? rows.size() : room - 1); i++) put_row(row_text(rows[i], view), rows[i].why.empty() ? whole_columns(view.columns) : view.columns);
+  for (size_t i = 0; i < (fits ? rows.size() : room - 1); i++)
+    put_row(row_text(rows[i], view), rows[i].why.empty() ? whole : view.columns);
   if (!fits) lines.push_back(fmt::format("  ... and {} more", rows.size() - (room - 1)));
   lines.resize(std::min(lines.size(), static_cast<size_t>(std::max(view.rows - 1, 1))));
   std::string frame;

@@ -115,8 +115,8 @@ class DryRun final : public Simulation, OperatorCosts {
     auto* const file = out_.empty() ? stdout : std::fopen(out_.c_str(), "w");
     const bool good = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
     if (good) return;
-    const auto reason = errno;
-    log(LogLevel::Error, "the outcome of the dry run can't be written to {}: {}", out_.empty() ? "standard output" : out_, why_unwritable(reason));
+    const auto why = why_unwritable(errno);
+    log(LogLevel::Error, "the outcome of the dry run can't be written to {}: {}", out_.empty() ? "standard output" : out_, why);
     if (!out_.empty()) fmt::print("{}", outcome_.to_text());
     std::fflush(nullptr);
     ::_exit(1);

@@ -36,7 +36,8 @@ Fd port_listener(int port) {
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (!listener || ::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 || ::listen(listener.get(), 16) != 0) {
+  if (!listener || ::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+      ::listen(listener.get(), 16) != 0) {
     throw ConfigError(
         "metrics can't be served at 127.0.0.1:{} ({}); give prometheus:PORT with another port, or end the program that has this one", port,
         std::strerror(errno));

@@ -177,7 +177,7 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
   }
   if (!flags.record.empty()) plan.environment[kRunVariable] = std::filesystem::absolute(flags.record).string();
   if (const auto folder = folder_of(plan)) {
-    (void)run_to_continue(*folder, plan.ranks * plan.nodes, 0);
+    (void)run_to_continue(*folder, plan.nodes == 1 ? std::optional(plan.ranks) : std::nullopt, 0);
     if (plan.nodes == 1 && is_recorded(*folder))
       throw ConfigError("another job is recording its run in {} now; wait for its end, or record this run in another folder", *folder);
   }
@@ -208,14 +208,17 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
 }
 
 /// Notes in the record of the run how it has ended, unless the folder still has the attempts that it had before.
-void note_end(const std::filesystem::path& folder, int before, const Ending& ending, const std::function<void(const std::string&)>& say) try {
+void note_end(const std::filesystem::path& folder, int before, const Ending& ending,
+              const std::function<void(const std::string&)>& say) try {
   if (attempts_in(read_run(folder)) == before) {
-    if (ending.status == 0) say(fmt::format("nothing is recorded in {}, because the program has not called tessera::init", folder.string()));
+    if (ending.status == 0)
+      say(fmt::format("nothing is recorded in {}, because the program has not called tessera::init", folder.string()));
     return;
   }
   if (ending.interrupted) return end_run(folder, "interrupted", "");
   if (ending.status == 0) return end_run(folder, "done", "");
-  auto cause = ending.report.empty() ? fmt::format("exit status {}", ending.status) : printable(ending.report.substr(0, kLongestCause), "\n");
+  auto cause = printable(ending.report.substr(0, kLongestCause), "\n");
+  if (cause.empty()) cause = fmt::format("exit status {}", ending.status);
   std::ranges::replace(cause, '\n', ' ');
   end_run(folder, "failed", cause.substr(0, cause.find_last_not_of(' ') + 1));
 } catch (const std::exception& error) {
@@ -232,7 +235,8 @@ int launch(const LaunchPlan& plan, const config::Settings& settings, const std::
   }
   if (const auto warning = warning_of_unknown_env()) say(*warning);
   if (plan.environment.contains("TESSERA_DRY_RUN")) {
-    if (!plan.quiet) say("simulates the ranks in one process; a program that does not call tessera::init runs as it is, and no table follows");
+    if (!plan.quiet)
+      say("simulates the ranks in one process; a program that does not call tessera::init runs as it is, and no table follows");
     console.finish();
     ::unsetenv(kRunVariable);
     for (const auto& [name, value] : plan.environment) ::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);

@@ -159,7 +159,8 @@ TEST(Launch, LeavesTheRecordOfARun) {
 TEST(Launch, RecordsOneJobInAFolderUntilItIsInterrupted) {
   const Folder folder;
   const auto record = folder / "run";
-  Launched job(launch(std::to_string(kRanks), {this_program()}, {"--record", record}), trains.environment("wait " + folder.path().string()));
+  Launched job(launch(std::to_string(kRanks), {this_program()}, {"--record", record}),
+               trains.environment("wait " + folder.path().string()));
   ASSERT_EQ(numbers_in(job.read_line()).size(), 1);
   const auto refused = recorded(record, "train");
   EXPECT_EQ(refused.status, 2);

@@ -60,8 +60,8 @@ json curve_of(const Points& points) {
   return curve;
 }
 
-/// Curves of each kind of memory of the largest process in the last step, or in the last second if steps are shorter: most kinds are noted some
-/// times in a second.
+/// Curves of each kind of memory of the largest process in the last step, or in the last second if steps are shorter: most kinds are noted
+/// some times in a second.
 json memory_of(const RecordedRun& run, const Analysis& all) {
   const auto& rank = run.ranks[all.peak_rank];
   auto step = last_steps(rank.events, 1);
@@ -189,7 +189,8 @@ int report(const ReportFlags& flags) {
     data["runs"].push_back(data_of(run, all, advice));
     if (flags.as_json) continue;
     fmt::print("{}", summary_of(run, all, advice));
-    if (const auto trace = written([&] { return write_merged_trace(run); })) fmt::print("trace  {} (opens at ui.perfetto.dev)\n", trace->string());
+    if (const auto trace = written([&] { return write_merged_trace(run); }))
+      fmt::print("trace  {} (opens at ui.perfetto.dev)\n", trace->string());
   }
   auto text = data.dump(flags.as_json ? 1 : -1, ' ', false, json::error_handler_t::replace);
   if (flags.as_json) return fmt::print("{}\n", text), 0;

@@ -234,7 +234,8 @@ TEST_F(Report, ReadsWhatIsWhole) {
   write_file(folder / "0/metrics.jsonl", "{\"step\":1,\"loss\":1}\nnonsense\n{\"step\":2,\"lo");
   const auto run = all_data().at(0);
   EXPECT_THAT(run["notes"].dump(), AllOf(HasSubstr("rank-2.jsonl: 1 line left out"), HasSubstr("trace-1.json is not whole"),
-                                         HasSubstr("metrics.jsonl: 2 lines left out"), HasSubstr("2 of 4 ranks have no trace: they were killed"),
+                                         HasSubstr("metrics.jsonl: 2 lines left out"),
+                                         HasSubstr("2 of 4 ranks have no trace: they were killed"),
                                          HasSubstr("rank-3.jsonl is missing or empty")));
   EXPECT_THAT(names_of(run), IsEmpty());
   EXPECT_THAT(run["metrics"]["loss"], SizeIs(1));
@@ -253,7 +254,8 @@ TEST_F(Report, TakesARunWithoutSteps) {
 TEST_F(Report, TellsOfEarlierAttemptsAndOfTheCause) {
   write_run(folder / "0", {});
   auto facts = json::parse(read_file(folder / "0/run.json"));
-  facts.update({{"status", "failed"}, {"cause", "rank 1 was killed"}, {"earlier", json::array({{{"status", "failed"}, {"cause", "rank 2 ended"}}})}});
+  const json before = {{"status", "failed"}, {"cause", "rank 2 ended"}};
+  facts.update({{"status", "failed"}, {"cause", "rank 1 was killed"}, {"earlier", json::array({before})}});
   write_file(folder / "0/run.json", facts.dump());
   write_file(folder / "0/metrics-1.jsonl", "{}\n");
   const auto ended = report({folder / "0"});

@@ -153,21 +153,21 @@ ConfigError no_run_in(const std::filesystem::path& folder) {
 void note_earlier_attempts(RecordedRun& run) {
   const auto earlier = run.facts.value("earlier", json::array());
   if (earlier.empty()) return;
-  std::vector<std::string> files;
-  for (const auto& name : names_in(run.folder, "metrics-").value_or(std::vector<std::string>())) files.push_back(name);
-  run.notes.push_back(fmt::format("{} recorded here before this one, the last of them {}: times and memory are those of all{}",
-                                  earlier.size() == 1 ? "1 attempt has been" : fmt::format("{} attempts have been", earlier.size()),
-                                  earlier.back().value("cause", earlier.back().value("status", "unknown") == "failed" ? "failed" : "interrupted"),
+  const auto files = names_in(run.folder, "metrics-").value_or(std::vector<std::string>());
+  const auto& last = earlier.back();
+  const auto end = last.value("cause", last.value("status", "") == "failed" ? "failed" : "interrupted");
+  run.notes.push_back(fmt::format("{} recorded here before this one, the last of them ended with '{}': times and memory are those of all{}",
+                                  earlier.size() == 1 ? "1 attempt has been" : fmt::format("{} attempts have been", earlier.size()), end,
                                   files.empty() ? "" : fmt::format(", earlier curves are in {}", fmt::join(files, ", "))));
 }
 
 /// Notes which files are missing.
 void note_missing(RecordedRun& run, double now) {
   const auto has_no_lines = [](const RecordedRank& rank) { return rank.lines.empty(); };
-  if (const auto first = std::ranges::find_if(run.ranks, has_no_lines); first != run.ranks.end()) {
-    run.notes.push_back(fmt::format("{} of {} ranks have left no lines: rank-{}.jsonl{} missing or empty",
-                                    std::ranges::count_if(run.ranks, has_no_lines), run.world(), first - run.ranks.begin(),
-                                    std::ranges::count_if(run.ranks, has_no_lines) > 1 ? " and others are" : " is"));
+  if (const auto without = std::ranges::count_if(run.ranks, has_no_lines); without > 0) {
+    run.notes.push_back(fmt::format("{} of {} ranks have left no lines: rank-{}.jsonl{} missing or empty", without, run.world(),
+                                    std::ranges::find_if(run.ranks, has_no_lines) - run.ranks.begin(),
+                                    without > 1 ? " and others are" : " is"));
   }
   const bool runs = run.facts.value("status", "") == "runs";
   if (const auto untraced = std::ranges::count_if(run.ranks, has_no_trace); untraced > 0) {
@@ -197,11 +197,12 @@ RecordedRun read_run(const std::filesystem::path& folder, Extent extent) {
     run.ranks.resize(world);
     const auto hosts = run.facts.value("hosts", std::vector<std::string>());
     for (size_t rank = 0; rank < std::min(hosts.size(), run.ranks.size()); rank++) run.ranks[rank].host = hosts[rank];
+    note_earlier_attempts(run);
   } catch (const json::exception&) {
-    throw ConfigError("{} is damaged, or is not the run.json of a recorded run; give another run, or record it again in a new folder", file);
+    throw ConfigError("{} is damaged, or is not the run.json of a recorded run; give another run, or record it again in a new folder",
+                      file);
   }
   for (int rank = 0; rank < run.world(); rank++) read_rank(run, rank, extent);
-  note_earlier_attempts(run);
   note_missing(run, unix_now());
   for_each_line("metrics.jsonl", end_of_file(folder / "metrics.jsonl", extent, 256 << 10), run.notes, [&](const json& line) {
     for (const auto& [name, value] : line.items()) {
