@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/port.h"
 #include "tessera/train/trainer.h"
+#include "tests/testing/net.h"
 #include "tests/testing/run_program.h"
 #include "tests/testing/transports.h"
 
