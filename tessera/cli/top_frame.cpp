@@ -151,16 +151,20 @@ std::string top_heading(const RecordedRun& run, const std::vector<TopRow>& rows,
   return text + (std::ranges::all_of(rows, &TopRow::is_silent) ? fmt::format("no rank seen for {}", train::short_time(age)) : "running");
 }
 
-/// The newest numbers: "loss 0.412  lr 0.01  9.8k samples/s  41 % MFU"
-std::string newest_numbers(const RecordedRun& run) {
-  std::string text;
+/// The newest numbers that have room: "loss 0.412  lr 0.01  41 % MFU  9.8k samples/s"
+std::string newest_numbers(const RecordedRun& run, int columns) {
+  std::vector<std::string> numbers;
   for (const auto& [name, curve] : run.metrics) {
     if (curve.empty() || name == "memory") continue;
     const auto value = curve.back().second;
-    text += text.empty() ? "" : "  ";
-    text += name == "samples_per_second" ? train::short_number(value) + " samples/s"
-            : name == "mfu"              ? fmt::format("{:.2g} % MFU", 100 * value)
-                                         : fmt::format("{} {:.4g}", printable(name), value);
+    numbers.insert(name == "loss" ? numbers.begin() : numbers.end(),
+                   name == "samples_per_second" ? train::short_number(value) + " samples/s"
+                   : name == "mfu"              ? fmt::format("{:.2g} % MFU", 100 * value)
+                                                : fmt::format("{} {:.4g}", printable(name), value));
+  }
+  std::string text;
+  for (const auto& number : numbers) {
+    if (std::ssize(text) + 2 + std::ssize(number) <= columns) text += (text.empty() ? "" : "  ") + number;
   }
   return text;
 }
@@ -171,7 +175,7 @@ std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
   auto rows = top_rows_of(run, now);
   if (run.facts.value("status", "") == "runs") find_late(rows);
   std::vector<std::string> lines = {top_heading(run, rows, now)};
-  if (view.rows >= kLeastRows) lines.insert(lines.end(), {newest_numbers(run), ""});
+  if (view.rows >= kLeastRows) lines.insert(lines.end(), {newest_numbers(run, view.columns), ""});
   auto metric = run.metrics.find("loss");
   if (metric == run.metrics.end()) metric = run.metrics.begin();
   if (metric != run.metrics.end() && !metric->second.empty() && view.rows > 3 * kCurveRows) {

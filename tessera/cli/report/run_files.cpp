@@ -156,9 +156,9 @@ void note_earlier_attempts(RecordedRun& run) {
   const auto files = names_in(run.folder, "metrics-").value_or(std::vector<std::string>());
   const auto& last = earlier.back();
   const auto end = last.value("cause", last.value("status", "") == "failed" ? "failed" : "interrupted");
-  run.notes.push_back(fmt::format("{} recorded here before this one, the last of them ended with '{}': times and memory are those of all{}",
+  run.notes.push_back(fmt::format("{} recorded here before this one (the last: {}); times and memory are those of all{}",
                                   earlier.size() == 1 ? "1 attempt has been" : fmt::format("{} attempts have been", earlier.size()), end,
-                                  files.empty() ? "" : fmt::format(", earlier curves are in {}", fmt::join(files, ", "))));
+                                  files.empty() ? "" : fmt::format(", and earlier curves are in {}", fmt::join(files, ", "))));
 }
 
 /// Notes which files are missing.
