@@ -30,6 +30,15 @@ reports::RecordedRun run_of(const std::filesystem::path& folder) {
   return reports::read_run(folder, reports::Extent::Ends);
 }
 
+/// Whether the run has ended. One that has failed may be started again, unless the launcher has noted the cause.
+bool has_ended(const nlohmann::json& facts) {
+  constexpr double kUntilRestart = 15;  // seconds
+  const auto status = facts.value("status", "");
+  if (status != "failed") return status == "done" || status == "interrupted";
+  const auto ended = facts.value("ended", nlohmann::json());
+  return facts.contains("cause") || (ended.is_number() && unix_now() - ended.get<double>() > kUntilRestart);
+}
+
 /// Writes at once, so that a terminal never shows half a frame.
 void put_out(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
@@ -47,7 +56,7 @@ int watch(const std::filesystem::path& folder) {
     std::string text = "\033[H";
     for (const char c : reports::top_frame(run, unix_now(), view_of_terminal())) text += c == '\n' ? "\033[K\n" : std::string(1, c);
     put_out(text + "\033[J");
-    if (run.facts.value("status", "") == "done") return 0;
+    if (has_ended(run.facts)) return 0;
     pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
     if (::poll(&input, 1, 1000) <= 0) continue;
     const auto key = terminal.read_key();

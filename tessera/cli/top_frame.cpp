@@ -19,7 +19,10 @@ namespace {
 
 constexpr double kSilent = 10;   // seconds without a line, if lines come more often
 constexpr double kSlowFactor = 1.2;  // of the median: a rank that computes for longer is slow, if it waits less than half as much as most
-constexpr int kCurveRows = 6, kLabelColumns = 10, kBarColumns = 8, kWideColumns = 100;
+constexpr int kCurveRows = 6, kLabelColumns = 10, kBarColumns = 8, kWideColumns = 100, kLeastRows = 9;
+// Where the columns of the table end, before the last one, which has words; and how wide it is at least.
+constexpr std::array kColumnEnds = {6, 15, 24, 39, 54, 63};
+constexpr int kWordColumns = 15;
 
 struct TopRow {
   int rank;
@@ -61,17 +64,17 @@ std::vector<TopRow> top_rows_of(const RecordedRun& run, double now) {
 void find_late(std::vector<TopRow>& rows) {
   const auto work = middle_of_rows(rows, &TopRow::work).first, usual_waits = middle_of_rows(rows, &TopRow::waits).second;
   const auto first = std::ranges::max_element(rows, {}, [](const TopRow& row) { return row.line.step; })->line;
-  const bool all_silent = std::ranges::all_of(rows, &TopRow::is_silent);
+  if (std::ranges::all_of(rows, &TopRow::is_silent)) return;  // the heading says so
   for (auto& row : rows) {
     // The lines of ranks are of different moments.
     const double later = std::max(0.0, first.time - row.line.time) * (first.seconds > 0 ? first.steps / first.seconds : 0);
     const double behind = static_cast<double>(first.step - row.line.step) - std::ceil(later);
-    if (row.is_silent() && !all_silent) {
+    if (row.is_silent()) {
       row.late = {3, row.age};
       row.why = row.line.time > 0 ? fmt::format("last seen {} ago", train::short_time(row.age)) : "nothing seen yet";
     } else if (behind >= 2 && row.line.time > 0) {
       row.late = {2, behind};
-      row.why = fmt::format("{} steps behind", behind);
+      row.why = fmt::format("about {} steps behind", behind);
     } else if (row.work() > kSlowFactor * work && row.waits() < usual_waits / 2) {
       row.late = {1, row.work() / work};
       row.why = fmt::format("computes {:.1f}x as long as most", row.late.second);
@@ -83,17 +86,26 @@ void find_late(std::vector<TopRow>& rows) {
 std::string row_text(const TopRow& row, const TopView& view) {
   auto text = fmt::format("{} {:>4}  ", row.why.empty() ? ' ' : '!', row.rank);
   if (row.line.time == 0) return text + row.why;
-  text += fmt::format("{:>7}  {:>7}  ", row.line.step, train::short_number(row.steps_per_second()));
+  text += fmt::format("{:>7}  ", row.line.step);
+  if (!row.why.empty() && view.columns < kColumnEnds.back() + kWordColumns) return text + row.why;
+  text += fmt::format("{:>7}  ", train::short_number(row.steps_per_second()));
   for (const auto part : {row.share(row.line.compute), row.waits()}) {
     text += fmt::format("{} {:>3.0f}%  ", train::share_bar(part, kBarColumns, view.glyphs), 100 * part);
   }
   const auto memory = row.line.memory.find("process");
   // In a narrow terminal a row has room for either.
   if (row.why.empty() || view.columns >= kWideColumns) {
-    text += fmt::format("{:>7}  {:>5}  ", memory != row.line.memory.end() ? size_text(memory->second) : "",
-                        train::short_time(row.age));
+    text += fmt::format("{:>7}  ", memory != row.line.memory.end() ? size_text(memory->second) : "");
   }
+  if (view.columns >= kWideColumns) text += fmt::format("{:>5}  ", train::short_time(row.age));
   return text + row.why + (row.why.empty() || row.line.place.empty() ? "" : "; ") + printable(row.line.place);
+}
+
+/// How many columns of the table are shown, so that no number is cut.
+int whole_columns(int columns) {
+  if (columns >= kColumnEnds.back() + kWordColumns) return columns;
+  const auto next = std::ranges::upper_bound(kColumnEnds, columns);
+  return next == kColumnEnds.begin() ? columns : *(next - 1);
 }
 
 /// Rows of blocks under the values, with the largest and the smallest value beside them.
@@ -132,20 +144,27 @@ std::string top_heading(const RecordedRun& run, const std::vector<TopRow>& rows,
   const auto text = fmt::format("{}  {}  {}  step {}  {}  ", printable(run.facts.value("program", "")), counted(run.world(), "rank"),
                                 printable(run.facts.value("engine", "")), step,
                                 train::short_time((ended.is_number() ? ended.get<double>() : now) - run.facts.value("started", now)));
-  if (const auto status = run.facts.value("status", ""); status != "runs") return text + printable(status);
+  if (const auto status = run.facts.value("status", ""); status != "runs") {
+    const auto cause = printable(run.facts.value("cause", ""));
+    return text + printable(status) + (cause.empty() ? "" : ": ") + cause;
+  }
   return text + (std::ranges::all_of(rows, &TopRow::is_silent) ? fmt::format("no rank seen for {}", train::short_time(age)) : "running");
 }
 
-/// The newest numbers: "loss 0.412  lr 0.01  9.8k samples/s  41 % MFU"
-std::string newest_numbers(const RecordedRun& run) {
-  std::string text;
+/// The newest numbers that have room: "loss 0.412  lr 0.01  41 % MFU  9.8k samples/s"
+std::string newest_numbers(const RecordedRun& run, int columns) {
+  std::vector<std::string> numbers;
   for (const auto& [name, curve] : run.metrics) {
     if (curve.empty() || name == "memory") continue;
     const auto value = curve.back().second;
-    text += text.empty() ? "" : "  ";
-    text += name == "samples_per_second" ? train::short_number(value) + " samples/s"
-            : name == "mfu"              ? fmt::format("{:.2g} % MFU", 100 * value)
-                                         : fmt::format("{} {:.4g}", printable(name), value);
+    numbers.insert(name == "loss" ? numbers.begin() : numbers.end(),
+                   name == "samples_per_second" ? train::short_number(value) + " samples/s"
+                   : name == "mfu"              ? fmt::format("{:.2g} % MFU", 100 * value)
+                                                : fmt::format("{} {:.4g}", printable(name), value));
+  }
+  std::string text;
+  for (const auto& number : numbers) {
+    if (std::ssize(text) + 2 + std::ssize(number) <= columns) text += (text.empty() ? "" : "  ") + number;
   }
   return text;
 }
@@ -155,7 +174,8 @@ std::string newest_numbers(const RecordedRun& run) {
 std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
   auto rows = top_rows_of(run, now);
   if (run.facts.value("status", "") == "runs") find_late(rows);
-  std::vector<std::string> lines = {top_heading(run, rows, now), newest_numbers(run), ""};
+  std::vector<std::string> lines = {top_heading(run, rows, now)};
+  if (view.rows >= kLeastRows) lines.insert(lines.end(), {newest_numbers(run, view.columns), ""});
   auto metric = run.metrics.find("loss");
   if (metric == run.metrics.end()) metric = run.metrics.begin();
   if (metric != run.metrics.end() && !metric->second.empty() && view.rows > 3 * kCurveRows) {
@@ -166,7 +186,11 @@ std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
     lines.push_back(fmt::format("{:{}}{}, steps {} to {}", "", kLabelColumns, printable(name), curve.front().first, curve.back().first));
     lines.emplace_back();
   }
-  lines.emplace_back("  rank     step  steps/s  compute        waits           memory   seen  where");
+  const auto put_row = [&](const std::string& text, int columns) { lines.push_back(fmt::format("{:.{}}", text, columns)); };
+  const int whole = whole_columns(view.columns);
+  put_row(fmt::format("  rank     step  steps/s  compute        waits           memory  {}where",
+                      view.columns >= kWideColumns ? " seen  " : ""),
+          whole);
 
   // A line stays free for the cursor.
   const auto room = static_cast<size_t>(std::max<int>(view.rows - 1 - static_cast<int>(lines.size()), 2));
@@ -174,7 +198,8 @@ std::string top_frame(const RecordedRun& run, double now, const TopView& view) {
   if (!fits) {
     std::ranges::stable_sort(rows, std::ranges::greater(), [](const TopRow& row) { return std::pair(row.late, row.work()); });
   }
-  for (size_t i = 0; i < (fits ? rows.size() : room - 1); i++) lines.push_back(row_text(rows[i], view));
+  for (size_t i = 0; i < (fits ? rows.size() : room - 1); i++)
+    put_row(row_text(rows[i], view), rows[i].why.empty() ? whole : view.columns);
   if (!fits) lines.push_back(fmt::format("  ... and {} more", rows.size() - (room - 1)));
   lines.resize(std::min(lines.size(), static_cast<size_t>(std::max(view.rows - 1, 1))));
   std::string frame;

@@ -1,7 +1,6 @@
 #include "tessera/comm/run_facts.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -58,19 +57,31 @@ class RunFiles : NoCopy {
  public:
   RunFiles(std::filesystem::path folder, std::shared_ptr<Record> record, const RunStart& start)
       : folder_(std::move(folder)), record_(std::move(record)), leads_(start.rank == 0) {
-    run_ = run_to_continue(folder_, restart_count());
+    run_ = run_to_continue(folder_, static_cast<int>(start.hosts.size()), restart_count());
+    const std::string program = ::program_invocation_short_name;
+    if (const auto before = run_.is_null() ? json(program) : run_.value("program", json(program)); before != program) {
+      throw ConfigError("the folder {} has the record of the program {}, not of '{}'; record this run in another folder", folder_,
+                        before.dump(), program);
+    }
     make_folder(folder_);
+    lines_ = open_lines(folder_, start.rank);
     std::error_code unknown;
     std::filesystem::remove(folder_ / fmt::format("trace-{}.json", start.rank), unknown);  // of an earlier attempt
-    const auto path = folder_ / fmt::format("rank-{}.jsonl", start.rank);
-    lines_ = Fd(::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
-    if (!lines_) throw IoError("{}", why_not_opened(path, errno));
     if (!leads_) return;
-    if (run_.is_null()) run_ = {{"started", unix_now()}, {"flops_per_step", nullptr}, {"peak_flops", nullptr}, {"units", json::array()}};
+    if (run_.is_null()) {
+      run_ = {{"started", unix_now()}, {"flops_per_step", nullptr}, {"peak_flops", nullptr}, {"units", json::array()}};
+    } else {
+      json before = json::object();
+      for (const auto* const fact : {"command", "world", "status", "ended", "cause"}) {
+        if (run_.contains(fact)) before[fact] = run_[fact];
+      }
+      run_["earlier"].push_back(before);
+      run_.erase("cause");
+    }
     auto hosts = json::array();
     for (const auto& host : start.hosts) hosts.push_back(name_of_host(host));
     run_.update({{"format", 1},
-                 {"program", ::program_invocation_short_name},
+                 {"program", program},
                  {"command", own_command()},
                  {"world", hosts.size()},
                  {"hosts", hosts},

@@ -24,7 +24,7 @@ struct RunStart {
   std::vector<std::string> hosts;  // of each rank, as host_id() names them
 };
 /// Names the record. If TESSERA_RECORD is set and this is the first world of the process, writes the files until the process ends. Throws
-/// IoError if the folder can't be written, and ConfigError if it has a finished run.
+/// IoError if the folder can't be written, and ConfigError if it has a finished run or another one, or a job that runs records in it.
 void start_run(const std::shared_ptr<Record>& record, const RunStart& start);
 
 /// The record of the first world of this process; null before there is one.

@@ -26,30 +26,44 @@ std::string prometheus_name(std::string_view name) {
   return result;
 }
 
-}  // namespace
+std::atomic<int> servers_here = 0;
 
-PrometheusReporter::PrometheusReporter(int port, const ReporterOptions& options) {
-  if (options.rank != 0) return;
-  listener_ = Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+Fd port_listener(int port) {
+  Fd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   constexpr int kYes = 1;  // otherwise a restarted run could not have its port for a minute
-  ::setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &kYes, sizeof kYes);
+  ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &kYes, sizeof kYes);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (!listener_ || ::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
-      ::listen(listener_.get(), 16) != 0) {
+  if (!listener || ::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+      ::listen(listener.get(), 16) != 0) {
     throw ConfigError(
         "metrics can't be served at 127.0.0.1:{} ({}); give prometheus:PORT with another port, or end the program that has this one", port,
         std::strerror(errno));
   }
+  return listener;
+}
+
+}  // namespace
+
+void PrometheusReporter::expect_free(int port) {
+  if (servers_here == 0) (void)port_listener(port);
+}
+
+PrometheusReporter::PrometheusReporter(int port, const ReporterOptions& options) {
+  if (options.rank != 0) return;
+  listener_ = port_listener(port);
+  servers_here++;
   server_ = quiet_thread([this] { serve(); });
 }
 
 PrometheusReporter::~PrometheusReporter() {
   ended_ = true;
   ::shutdown(listener_.get(), SHUT_RDWR);  // wakes accept()
-  if (server_.joinable()) server_.join();
+  if (!server_.joinable()) return;
+  server_.join();
+  servers_here--;
 }
 
 void PrometheusReporter::write(int64_t step, const Values& values) {

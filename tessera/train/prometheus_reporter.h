@@ -17,6 +17,8 @@ namespace tessera::train {
 /// become '_'. Only programs of this host can connect.
 class PrometheusReporter : public Reporter {
  public:
+  /// Throws ConfigError if another process has the port.
+  static void expect_free(int port);
   /// Throws ConfigError if the port is in use.
   explicit PrometheusReporter(int port, const ReporterOptions& options = {});
   ~PrometheusReporter() override;

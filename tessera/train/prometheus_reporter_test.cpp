@@ -10,6 +10,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/port.h"
+#include "tessera/train/trainer.h"
+#include "tests/testing/net.h"
 #include "tests/testing/run_program.h"
 #include "tests/testing/transports.h"
 
@@ -75,6 +77,21 @@ TEST(PrometheusReports, APortInUseIsNamed) {
   EXPECT_THAT(message_of<ConfigError>([&] { PrometheusReporter(port, {}); }),
               AllOf(HasSubstr("127.0.0.1:" + std::to_string(port)), HasSubstr("in use"), HasSubstr("prometheus:PORT")));
   PrometheusReporter(port, {.rank = 1}).write(1, {{"loss", 1}});  // other ranks serve nothing
+}
+
+TEST(PrometheusReports, APortOfAnotherProgramIsRefusedBeforeTheFirstReport) {
+  const Fd taken(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  ASSERT_EQ(::bind(taken.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(::listen(taken.get(), 1), 0);
+  ASSERT_EQ(::getsockname(taken.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
+  const auto name = "prometheus:" + std::to_string(ntohs(address.sin_port));
+  with_ranks(1, [&](const Communicator& world) {
+    EXPECT_THAT(message_of<ConfigError>([&] { const Trainer trainer({.world = world, .log_with = {name}}); }), HasSubstr("in use"));
+  });
 }
 
 }  // namespace

@@ -20,9 +20,13 @@ enum class ReportFormat {
 /// Returns the format for a name. Throws ConfigError if the name does not tell a format.
 ReportFormat report_format(const std::string& name);
 
+/// Throws ConfigError if another process has a port among the names.
+void expect_free_ports(const std::vector<std::string>& names);
+
 std::unique_ptr<Reporter> make_reporter(const std::string& name, const ReporterOptions& options = {});
 
-/// Writes to several reporters, or to none; and in a run that is recorded, to metrics.jsonl of the record.
+/// Writes to several reporters, or to none; and in a run that is recorded, to metrics.jsonl of the record. A run that begins anew keeps the
+/// lines of an earlier attempt as metrics-1.jsonl and so on.
 class Reporters : public Reporter {
  public:
   Reporters(const std::vector<std::string>& names, const ReporterOptions& options = {});

@@ -31,12 +31,24 @@ TEST(Reporters, AreWhatTheNamesOfFilesSay) {
   Reporters({}).write(1, {{"loss", 0.5}});
 }
 
+TEST(Reporters, SetDamagedLinesOfTheRecordAside) {
+  const testing::Folder folder;
+  testing::write_file(folder / "metrics.jsonl", "nonsense\n");
+  ::setenv("TESSERA_RECORD", folder.path().c_str(), 1);
+  Reporters({}, {.first_step = 5}).write(5, {{"loss", 0.5}});
+  ::unsetenv("TESSERA_RECORD");
+  EXPECT_EQ(testing::read_file(folder / "metrics.jsonl"), "{\"step\":5,\"loss\":0.5}\n");
+  EXPECT_EQ(testing::read_file(folder / "metrics-1.jsonl"), "nonsense\n");
+}
+
 TEST(Reporters, RefuseWhatSaysNothing) {
   const testing::Folder folder;
   testing::write_file(folder / "file", "");
-  for (const std::string name : {"", "metrics.txt", "metrics.JSONL", "lr.01", "mlflow:", "prometheus:", "prometheus:0", "prometheus:65536", "prometheus:x"}) {
+  for (const std::string name : {"", "metrics.txt", "metrics.JSONL", "lr.01", "mlflow:", "prometheus:", "prometheus:0", "prometheus:65536",
+                                 "prometheus:x", "prometheus", "nonsense:x"}) {
     EXPECT_THAT(message_of<ConfigError>([&] { make_reporter(name); }), AllOf(HasSubstr("'" + name + "'"), HasSubstr("FOLDER/")));
   }
+  EXPECT_THAT(message_of<ConfigError>([&] { make_reporter("prometheus:9465,m.jsonl"); }), HasSubstr("each place for metrics by itself"));
   EXPECT_THAT(message_of<ConfigError>([&] { make_reporter(folder / "file"); }), HasSubstr("FILE.jsonl"));
   EXPECT_THAT(message_of<ConfigError>([&] { make_reporter("a/b.csv"); }), AllOf(HasSubstr("write a/b.jsonl"), HasSubstr("to_csv('a/b.csv'")));
   EXPECT_THAT(message_of<ConfigError>([&] { make_reporter("wandb"); }), HasSubstr("docs/seeing.md"));

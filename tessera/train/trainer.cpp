@@ -19,6 +19,7 @@
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/comm/init.h"
+#include "tessera/comm/simulation.h"
 #include "tessera/shard/buffers.h"
 #include "tessera/shard/checkpoint_modules.h"
 #include "tessera/shard/norms.h"
@@ -117,6 +118,7 @@ Trainer::Trainer(TrainerOptions options)
       reports_(reports_of(options_, settings_)) {
   expect_same_settings(settings_, world_);
   if (!is_main_process()) return;
+  if (Simulation::current() == nullptr) train::expect_free_ports(reports_);  // rather than after the first steps
   for (const auto& remark : settings_.remarks()) tessera::log(LogLevel::Warning, remark);
   const auto& type = settings_.text("distributed_type");
   if ((type == "MULTI_GPU" || type == "XLA") && world_.traits().device.is_cpu()) {

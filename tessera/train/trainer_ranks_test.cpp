@@ -217,6 +217,9 @@ TEST(TrainerRanks, LogEachStepOnceOverResumes) {
   ::setenv("TESSERA_RECORD", (folder / "recorded").c_str(), 1);
   with_ranks(2, [&](const Communicator& world) { Trainer(options_for(world)).log({{"loss", 0.5}}, 7); });
   EXPECT_EQ(read_file(folder / "recorded/metrics.jsonl"), "{\"step\":7,\"loss\":0.5}\n");
+  with_ranks(2, [&](const Communicator& world) { Trainer(options_for(world)).log({{"loss", 0.25}}, 1); });
+  EXPECT_EQ(read_file(folder / "recorded/metrics.jsonl"), "{\"step\":1,\"loss\":0.25}\n");
+  EXPECT_EQ(read_file(folder / "recorded/metrics-1.jsonl"), "{\"step\":7,\"loss\":0.5}\n");  // of the earlier attempt
   std::filesystem::create_directory(folder / "full");
   std::filesystem::create_symlink("/dev/full", folder / "full/metrics.jsonl");
   const Logged logged;

@@ -38,17 +38,17 @@ class Attempts {
   Attempts(const LaunchPlan& plan, Console& console)
       : plan_(plan), console_(console), nodes_(plan.nodes > 1 ? find_others() : nullptr), ranks_(plan.ranks) {}
 
-  int run() try {
+  Ending run() try {
     for (;;) {
       try {
-        if (const auto status = attempt()) return *status;
+        if (const auto ending = attempt()) return *ending;
       } catch (const NodeGone& gone) {
         if (!may_come_back_ || plan_.node == 0) throw;
         come_back(gone);
       }
     }
   } catch (const Interrupted& interrupted) {
-    return 128 + interrupted.signal;
+    return {.status = 128 + interrupted.signal, .interrupted = true};
   }
 
  private:
@@ -56,8 +56,8 @@ class Attempts {
     int signal;
   };
 
-  /// Returns the exit status, or nothing if there is another attempt.
-  std::optional<int> attempt() {
+  /// Returns how all ranks ended, or nothing if there is another attempt.
+  std::optional<Ending> attempt() {
     const auto share = nodes_ ? nodes_->meet(ranks_) : lone_share();
     const bool may_restart = may_come_back_ = share.attempt < share.max_restarts;
     auto ending = run_here(share);
@@ -72,7 +72,7 @@ class Attempts {
     if (!all.report.empty() && (ending.report.empty() || all.report.find(ending.report) == std::string::npos)) say(all.report);
     if (!all.why_last.empty()) say(all.why_last);
     if (!all.again && ending.joined && was_killed(ending)) say(way_out(share));
-    if (!all.again) return all.status;
+    if (!all.again) return all;
     say(fmt::format("attempt {} of {} begins", share.attempt + 2, share.max_restarts + 1));
     attempt_++;
     return std::nullopt;
@@ -241,7 +241,7 @@ class Attempts {
 
 }  // namespace
 
-int run_attempts(const LaunchPlan& plan, Console& console) {
+Ending run_attempts(const LaunchPlan& plan, Console& console) {
   return Attempts(plan, console).run();
 }
 

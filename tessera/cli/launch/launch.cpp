@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -31,6 +32,7 @@ namespace tessera::cli {
 namespace {
 
 constexpr int kMostSimulated = 65'536;
+constexpr size_t kLongestCause = 400;  // bytes
 const std::map<std::string, Tee> kTees = {{"none", Tee::None}, {"out", Tee::Out}, {"err", Tee::Err}, {"both", Tee::Both}};
 
 /// Throws ConfigError if another launcher has started this one as one of several ranks, because each of these would start a job of its own.
@@ -174,7 +176,11 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
     return plan;
   }
   if (!flags.record.empty()) plan.environment[kRunVariable] = std::filesystem::absolute(flags.record).string();
-  if (const auto folder = folder_of(plan)) (void)run_to_continue(*folder, 0);
+  if (const auto folder = folder_of(plan)) {
+    (void)run_to_continue(*folder, plan.nodes == 1 ? std::optional(plan.ranks) : std::nullopt, 0);
+    if (plan.nodes == 1 && is_recorded(*folder))
+      throw ConfigError("another job is recording its run in {} now; wait for its end, or record this run in another folder", *folder);
+  }
   if (on_xla && plan.nodes > 1)
     throw ConfigError(
         "XLA devices of several nodes can't train together yet: leave --nnodes out, or train on the CPU or on GPUs");
@@ -201,6 +207,24 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
   return plan;
 }
 
+/// Notes in the record of the run how it has ended, unless the folder still has the attempts that it had before.
+void note_end(const std::filesystem::path& folder, int before, const Ending& ending,
+              const std::function<void(const std::string&)>& say) try {
+  if (attempts_in(read_run(folder)) == before) {
+    if (ending.status == 0)
+      say(fmt::format("nothing is recorded in {}, because the program has not called tessera::init", folder.string()));
+    return;
+  }
+  if (ending.interrupted) return end_run(folder, "interrupted", "");
+  if (ending.status == 0) return end_run(folder, "done", "");
+  auto cause = printable(ending.report.substr(0, kLongestCause), "\n");
+  if (cause.empty()) cause = fmt::format("exit status {}", ending.status);
+  std::ranges::replace(cause, '\n', ' ');
+  end_run(folder, "failed", cause.substr(0, cause.find_last_not_of(' ') + 1));
+} catch (const std::exception& error) {
+  say(fmt::format("the record of the run does not say how it ended: {}", error.what()));
+}
+
 int launch(const LaunchPlan& plan, const config::Settings& settings, const std::vector<std::string>& remarks) {
   Console console;
   const auto say = [&](const std::string& line) { console.err().write(fmt::format("launch: {}\n", line)); };
@@ -217,12 +241,11 @@ int launch(const LaunchPlan& plan, const config::Settings& settings, const std::
     for (const auto& [name, value] : plan.environment) ::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);
     become(plan.command);
   }
-  const int status = run_attempts(plan, console);
-  try {
-    if (const auto folder = folder_of(plan); folder && plan.node == 0) end_run(*folder, status);
-  } catch (const std::exception& error) {
-    say(fmt::format("the record of the run does not say how it ended: {}", error.what()));
-  }
+  const auto folder = plan.node == 0 ? folder_of(plan) : std::nullopt;
+  const int before = folder ? attempts_in(read_run(*folder)) : 0;
+  const auto ending = run_attempts(plan, console);
+  const int status = ending.status;
+  if (folder) note_end(*folder, before, ending, say);
   console.finish();
   if (const auto trouble = console.out().trouble()) {
     console.err().write(fmt::format("launch: standard output {}\n", *trouble));

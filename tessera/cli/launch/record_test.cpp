@@ -98,17 +98,25 @@ TEST(Launch, LeavesTheRecordOfARun) {
   EXPECT_EQ(recorded(folder, "fail").status, 3);
   auto run = parsed(folder / "run.json");
   EXPECT_EQ(run.at("status"), "failed");
+  EXPECT_THAT(run.at("cause").get<std::string>(), AllOf(HasSubstr("rank 1 ended with status 3"), HasSubstr("this rank is out of luck")));
   const auto started = run.at("started").get<double>();
   EXPECT_TRUE(std::filesystem::exists(trace_of(folder, 1)));
 
   EXPECT_NE(recorded(folder, "kill").status, 0);
   EXPECT_FALSE(std::filesystem::exists(trace_of(folder, 1))) << "of an earlier attempt";
 
+  const auto other = testing::run(std::to_string(kRanks - 1), {this_program()}, trains.environment("train"), {"--record", folder.string()});
+  EXPECT_EQ(other.status, 2);
+  EXPECT_THAT(other.err, HasSubstr("a run on 4 ranks, which can't be continued on 3"));
+
   const auto again = recorded(folder, "train");  // continues the run
   EXPECT_EQ(again.status, 0) << again.err;
   run = parsed(folder / "run.json");
   EXPECT_EQ(run.at("status"), "done");
   EXPECT_EQ(run.at("started"), started);
+  EXPECT_EQ(run.at("earlier").size(), 2);
+  EXPECT_EQ(run.at("earlier").at(1).at("status"), "failed");
+  EXPECT_FALSE(run.contains("cause"));
   EXPECT_GT(run.at("ended").get<double>(), started);
   EXPECT_EQ(run.at("world"), kRanks);
   EXPECT_EQ(run.at("engine"), "shm");
@@ -146,6 +154,28 @@ TEST(Launch, LeavesTheRecordOfARun) {
   const auto refused = recorded(folder, "train");
   EXPECT_EQ(refused.status, 2);
   EXPECT_THAT(refused.err, AllOf(HasSubstr(folder.string()), HasSubstr("a run that has finished")));
+}
+
+TEST(Launch, RecordsOneJobInAFolderUntilItIsInterrupted) {
+  const Folder folder;
+  const auto record = folder / "run";
+  Launched job(launch(std::to_string(kRanks), {this_program()}, {"--record", record}),
+               trains.environment("wait " + folder.path().string()));
+  ASSERT_EQ(numbers_in(job.read_line()).size(), 1);
+  const auto refused = recorded(record, "train");
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("another job is recording"), HasSubstr(record.string())));
+  EXPECT_EQ(parsed(record / "run.json").at("status"), "runs");
+  ::kill(job.pid(), SIGINT);
+  EXPECT_EQ(job.end().status, 128 + SIGINT);
+  EXPECT_EQ(parsed(record / "run.json").at("status"), "interrupted");
+}
+
+TEST(Launch, SaysThatNothingIsRecorded) {
+  const Folder folder;
+  const auto ended = run("2", {"true"}, {}, {"--record", folder / "run"});
+  EXPECT_EQ(ended.status, 0) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("the program has not called tessera::init"));
 }
 
 TEST(Launch, LetsASignalToOneRankMakeTheTracesOfAll) {

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "tessera/base/atomic_write.h"
+#include "tessera/base/error.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/help.h"
@@ -59,10 +60,13 @@ json curve_of(const Points& points) {
   return curve;
 }
 
-/// Curves of each kind of memory of the largest process in the last step.
+/// Curves of each kind of memory of the largest process in the last step, or in the last second if steps are shorter: most kinds are noted
+/// some times in a second.
 json memory_of(const RecordedRun& run, const Analysis& all) {
   const auto& rank = run.ranks[all.peak_rank];
-  const auto step = last_steps(rank.events, 1);
+  auto step = last_steps(rank.events, 1);
+  if (!rank.memory.empty()) step.end = std::max(step.end, rank.memory.back().first);
+  step.begin = std::min(step.begin, std::max(0.0, step.end - 1));
   std::map<std::string, std::vector<std::pair<double, double>>> kinds;
   for (const auto& [time, memory] : rank.memory) {
     for (const auto& [kind, bytes] : memory) {
@@ -131,8 +135,10 @@ json data_of(const RecordedRun& run, const Analysis& all, const std::vector<Advi
 }
 
 std::string summary_of(const RecordedRun& run, const Analysis& all, const std::vector<Advice>& advice) {
-  auto text = fmt::format("{}: {} on {}, {}, {} steps", run.folder.string(), run.facts.value("program", "a program"),
-                          counted(run.world(), "rank"), run.facts.value("status", "of unknown status"), all.steps);
+  const auto cause = run.facts.value("cause", "");
+  auto text = fmt::format("{}: {} on {}, {}{}, {} steps", run.folder.string(), run.facts.value("program", "a program"),
+                          counted(run.world(), "rank"), run.facts.value("status", "of unknown status"),
+                          cause.empty() ? "" : " (" + cause + ")", all.steps);
   if (all.step_seconds > 0) text += fmt::format(", {} each", duration_text(all.step_seconds));
   if (all.mfu > 0) text += fmt::format(", MFU {:.0f} %", all.mfu * 100);
   if (all.peak_bytes > 0) text += fmt::format(", at most {} (rank {})", size_text(all.peak_bytes), all.peak_rank);
@@ -157,7 +163,23 @@ struct ReportFlags {
   bool as_json = false;
 };
 
+void expect_different(const std::vector<std::string>& runs) {
+  std::set<std::filesystem::path> seen;
+  for (const auto& run : runs) {
+    if (!seen.insert(std::filesystem::weakly_canonical(run / std::filesystem::path())).second) throw ConfigError("{} is given twice", run);
+  }
+}
+
+/// Writes a file of the report, which may be in a folder that belongs to somebody else.
+template <class Write>
+auto written(const Write& write) try {
+  return write();
+} catch (const IoError& error) {
+  throw IoError("{}; copy the folder of the run there, or print the data with --json", error.what());
+}
+
 int report(const ReportFlags& flags) {
+  expect_different(flags.runs);
   json data = {{"format", 1}, {"runs", json::array()}};
   for (const auto& folder : flags.runs) {
     auto run = read_run(folder);
@@ -167,12 +189,13 @@ int report(const ReportFlags& flags) {
     data["runs"].push_back(data_of(run, all, advice));
     if (flags.as_json) continue;
     fmt::print("{}", summary_of(run, all, advice));
-    if (const auto trace = write_merged_trace(run)) fmt::print("trace  {} (opens at ui.perfetto.dev)\n", trace->string());
+    if (const auto trace = written([&] { return write_merged_trace(run); }))
+      fmt::print("trace  {} (opens at ui.perfetto.dev)\n", trace->string());
   }
   auto text = data.dump(flags.as_json ? 1 : -1, ' ', false, json::error_handler_t::replace);
   if (flags.as_json) return fmt::print("{}\n", text), 0;
   const auto file = std::filesystem::path(flags.runs.front()) / (flags.runs.size() > 1 ? "comparison.html" : "report.html");
-  write_text(file, page_with(std::move(text)));
+  written([&] { write_text(file, page_with(std::move(text))); });
   fmt::print("page   {}\n", file.string());
   return 0;
 }

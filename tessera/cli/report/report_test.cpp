@@ -234,7 +234,9 @@ TEST_F(Report, ReadsWhatIsWhole) {
   write_file(folder / "0/metrics.jsonl", "{\"step\":1,\"loss\":1}\nnonsense\n{\"step\":2,\"lo");
   const auto run = all_data().at(0);
   EXPECT_THAT(run["notes"].dump(), AllOf(HasSubstr("rank-2.jsonl: 1 line left out"), HasSubstr("trace-1.json is not whole"),
-                                         HasSubstr("metrics.jsonl: 2 lines left out"), HasSubstr("2 of 4 ranks have no trace")));
+                                         HasSubstr("metrics.jsonl: 2 lines left out"),
+                                         HasSubstr("2 of 4 ranks have no trace: they were killed"),
+                                         HasSubstr("rank-3.jsonl is missing or empty")));
   EXPECT_THAT(names_of(run), IsEmpty());
   EXPECT_THAT(run["metrics"]["loss"], SizeIs(1));
 }
@@ -249,6 +251,22 @@ TEST_F(Report, TakesARunWithoutSteps) {
   EXPECT_FALSE(std::filesystem::exists(folder / "0/trace.json"));
 }
 
+TEST_F(Report, TellsOfEarlierAttemptsAndOfTheCause) {
+  write_run(folder / "0", {});
+  auto facts = json::parse(read_file(folder / "0/run.json"));
+  const json before = {{"status", "failed"}, {"cause", "rank 2 ended"}};
+  facts.update({{"status", "failed"}, {"cause", "rank 1 was killed"}, {"earlier", json::array({before})}});
+  write_file(folder / "0/run.json", facts.dump());
+  write_file(folder / "0/metrics-1.jsonl", "{}\n");
+  const auto ended = report({folder / "0"});
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("failed (rank 1 was killed), 125 steps"), HasSubstr("1 attempt has been recorded here before"),
+                               HasSubstr("rank 2 ended"), HasSubstr("metrics-1.jsonl")));
+  facts.update({{"status", "runs"}, {"earlier", json::array()}});
+  write_file(folder / "0/run.json", facts.dump());
+  EXPECT_THAT(report({folder / "0"}).out, HasSubstr("the run has been killed, or hangs"));
+  EXPECT_THAT(report({folder / "0", folder / "0/"}).err, HasSubstr("is given twice"));
+}
+
 TEST_F(Report, StaysSmallWithManyRanks) {
   write_run(folder / "run", {.world = 512, .slow = 1.4});
   std::string metrics;
@@ -261,9 +279,15 @@ TEST_F(Report, StaysSmallWithManyRanks) {
 }
 
 TEST_F(Report, RefusesOtherFolders) {
-  EXPECT_THAT(report({folder.path()}).err, HasSubstr("has no run.json; record one with tessera launch --record"));
+  EXPECT_THAT(report({folder.path()}).err, HasSubstr("has no run.json; start a run first: tessera launch -n N --record"));
   write_file(folder / "run.json", "{\"world\":");
   EXPECT_THAT(report({folder.path()}).err, HasSubstr("is not the run.json of a recorded run"));
+  EXPECT_THAT(report({folder / "run.json"}).err, HasSubstr("is a file; give the folder of the run: " + folder.path().string()));
+  write_file(folder / "run.json", R"({"world":-2})");
+  EXPECT_THAT(report({folder.path()}).err, HasSubstr("its world is -2"));
+  std::filesystem::create_directory(folder / "traces");
+  write_file(folder / "traces/trace-0.json", "{}");
+  EXPECT_THAT(report({folder / "traces"}).err, HasSubstr("only traces"));
   write_file(folder / "run.json", R"({"format":2,"world":2})");
   const auto ended = report({folder.path()});
   EXPECT_EQ(ended.status, 1);

@@ -1,6 +1,7 @@
 #include "tessera/cli/report/run_files.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <limits>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "tessera/base/atomic_write.h"
+#include "tessera/base/clock.h"
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/input_file.h"
@@ -20,6 +22,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int kLargestWorld = 1 << 16;
+constexpr double kLongSilence = 90;  // seconds
 
 bool has_no_trace(const RecordedRank& rank) {
   return rank.events.empty();
@@ -133,28 +136,74 @@ void align_clocks(RecordedRun& run) {
   }
 }
 
+/// Why there is no run in the folder, and the way to one.
+ConfigError no_run_in(const std::filesystem::path& folder) {
+  std::error_code unknown;
+  if (std::filesystem::is_regular_file(folder, unknown)) {
+    const auto parent = folder.parent_path();
+    return ConfigError("{} is a file; give the folder of the run: {}", folder, parent.empty() ? "." : parent.string());
+  }
+  if (const auto traces = names_in(folder, "trace-"); traces && !traces->empty()) {
+    return ConfigError("{} has no run.json, only traces, as ranks write them at SIGUSR2: open {} at ui.perfetto.dev", folder,
+                       (folder / traces->front()).string());
+  }
+  return ConfigError("{} has no run.json; start a run first: tessera launch -n N --record {} PROGRAM", folder, folder.string());
+}
+
+void note_earlier_attempts(RecordedRun& run) {
+  const auto earlier = run.facts.value("earlier", json::array());
+  if (earlier.empty()) return;
+  const auto files = names_in(run.folder, "metrics-").value_or(std::vector<std::string>());
+  const auto& last = earlier.back();
+  const auto end = last.value("cause", last.value("status", "") == "failed" ? "failed" : "interrupted");
+  run.notes.push_back(fmt::format("{} recorded here before this one (the last: {}); times and memory are those of all{}",
+                                  earlier.size() == 1 ? "1 attempt has been" : fmt::format("{} attempts have been", earlier.size()), end,
+                                  files.empty() ? "" : fmt::format(", and earlier curves are in {}", fmt::join(files, ", "))));
+}
+
+/// Notes which files are missing.
+void note_missing(RecordedRun& run, double now) {
+  const auto has_no_lines = [](const RecordedRank& rank) { return rank.lines.empty(); };
+  if (const auto without = std::ranges::count_if(run.ranks, has_no_lines); without > 0) {
+    run.notes.push_back(fmt::format("{} of {} ranks have left no lines: rank-{}.jsonl{} missing or empty", without, run.world(),
+                                    std::ranges::find_if(run.ranks, has_no_lines) - run.ranks.begin(),
+                                    without > 1 ? " and others are" : " is"));
+  }
+  const bool runs = run.facts.value("status", "") == "runs";
+  if (const auto untraced = std::ranges::count_if(run.ranks, has_no_trace); untraced > 0) {
+    run.notes.push_back(fmt::format("{} of {} ranks have no trace: {}", untraced, run.world(),
+                                    runs ? "it is written when a run ends, and when a rank gets SIGUSR2"
+                                         : "they were killed, could not write it, or have it on another host"));
+  }
+  double newest = 0;
+  for (const auto& rank : run.ranks) newest = std::max(newest, rank.lines.empty() ? 0 : rank.lines.back().time);
+  const auto silence = now - run.facts.value("started", now) - newest;
+  if (runs && silence > kLongSilence)
+    run.notes.push_back(fmt::format("no rank has written for {:.0f} min: the run has been killed, or hangs", silence / 60));
+}
+
 }  // namespace
 
 RecordedRun read_run(const std::filesystem::path& folder, Extent extent) {
   const auto file = folder / "run.json";
-  if (!size_of_file(file)) throw ConfigError("{} has no run.json; record one with tessera launch --record {} PROGRAM", folder, folder);
+  if (!size_of_file(file)) throw no_run_in(folder);
   RecordedRun run{folder, {}, {}, {}, {}, {}, {}};
   try {
     run.facts = json::parse(InputFile(file).read_all());
     const auto world = run.facts.at("world").get<int>();
-    if (run.facts.value("format", 1) != 1 || world < 1 || world > kLargestWorld)
-      throw ConfigError("{} is of another format than this version of tessera reads", file);
+    if (run.facts.value("format", 1) != 1) throw ConfigError("{} is of another format than this version of tessera reads", file);
+    if (world < 1 || world > kLargestWorld) throw ConfigError("{} is damaged: its world is {}, not 1 to {}", file, world, kLargestWorld);
     run.units = run.facts.value("units", std::vector<UnitFigures>());
     run.ranks.resize(world);
     const auto hosts = run.facts.value("hosts", std::vector<std::string>());
     for (size_t rank = 0; rank < std::min(hosts.size(), run.ranks.size()); rank++) run.ranks[rank].host = hosts[rank];
-  } catch (const json::exception& error) {
-    throw ConfigError("{} is not the run.json of a recorded run: {}", file, error.what());
+    note_earlier_attempts(run);
+  } catch (const json::exception&) {
+    throw ConfigError("{} is damaged, or is not the run.json of a recorded run; give another run, or record it again in a new folder",
+                      file);
   }
   for (int rank = 0; rank < run.world(); rank++) read_rank(run, rank, extent);
-  if (const auto untraced = std::ranges::count_if(run.ranks, has_no_trace); untraced > 0)
-    run.notes.push_back(
-        fmt::format("{} of {} ranks have no trace: it is written when a run ends, and when a rank gets SIGUSR2", untraced, run.world()));
+  note_missing(run, unix_now());
   for_each_line("metrics.jsonl", end_of_file(folder / "metrics.jsonl", extent, 256 << 10), run.notes, [&](const json& line) {
     for (const auto& [name, value] : line.items()) {
       if (name != "step" && (value.is_number() || value.is_null()))
