@@ -1,6 +1,5 @@
 // A dry run: TESSERA_DRY_RUN=N makes tessera::init return a world of N simulated ranks, in which the program takes a few steps without
 // computing any values. Then what a step would take is printed, and the process ends.
-#include <errno.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -14,7 +13,6 @@
 #include "tessera/base/clock.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
-#include "tessera/base/folder.h"
 #include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
