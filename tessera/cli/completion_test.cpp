@@ -90,7 +90,7 @@ TEST_F(Completion, KnowsAllThatHelpKnows) {
     for (const auto& flag : offered({command, "--"})) EXPECT_THAT(help, HasSubstr(flag)) << command;
     for (size_t at = help.find("\n  --"); at != std::string::npos; at = help.find("\n  --", at + 1)) {
       const auto flag = help.substr(at + 3, help.find_first_of(" ,\n", at + 3) - at - 3);
-      EXPECT_THAT(offered({command, flag}), Contains(flag)) << command;
+      EXPECT_THAT(command == "help" ? offered({flag}) : offered({command, flag}), Contains(flag)) << command;
     }
     EXPECT_THAT(help, AllOf(HasSubstr("Examples:\n  "), HasSubstr("Exit status: "))) << command;
   }
