@@ -24,11 +24,12 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
 # libraries PREFIX: their names and paths
-libraries() { find "$1/" -name 'libtessera*.so' ! -path '*/tessera/*.so' ! -name '*_cli_*' -printf '%f %p\n' | sort; }
+libraries() { find "$1"/lib*/ -name 'libtessera*.so' ! -path "$1/lib*/tessera/*" ! -name '*_cli_*' -printf '%f %p\n' | sort; }
 
 # Programs know the layouts from the headers, which are compiled here with debug information: released libraries have none.
 describe() {
   local name=$1 prefix=$2 header text="int of_the_abi() { return 0; }"$'\n'
+  [ -n "$(libraries "$prefix")" ] || fail "$prefix has no lib/libtessera.so; name a folder that cmake --install has filled."
   [ -e "$prefix/include/tessera/tessera.h" ] || fail "$prefix has no include/tessera/tessera.h; name a folder that cmake --install has filled."
   for header in tessera.h models.h vision.h extending.h xla/init.h; do
     [ ! -e "$prefix/include/tessera/$header" ] || text+="#include <tessera/$header>"$'\n'

@@ -12,7 +12,10 @@ command -v debootstrap >/dev/null ||
 apart() {
   unshare --mount --pid --fork --kill-child --mount-proc "$@" </dev/null &
   child=$!
-  wait "$child"
+  local status=0
+  wait "$child" || status=$?
+  child=
+  return "$status"
 }
 
 roots=() child=

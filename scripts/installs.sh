@@ -45,7 +45,8 @@ base=$folder/base
 roots+=("$base")
 debian "$version" "$base"
 mkdir "$base/home/user/files"
-cp -r "${files:-$base/home/user/files}/." "$base/home/user/files/"
+[ -z "$files" ] || cp -r "$files/." "$base/home/user/files/"
+chroot "$base" chown -R user:user /home/user/files
 
 # fresh NAME: sets `root` to a fresh Debian
 fresh() {
@@ -105,7 +106,7 @@ commands() {
   case $1-$2 in
     wheel-packages | deb-packages | tar.gz-packages) apt "$tools" ;;
     wheel-torch) echo "$torch" ;;
-    wheel-install) echo "~/python/bin/pip install -q tessera-fsdp" ;;
+    wheel-install) echo "~/python/bin/pip install -q --no-index tessera-fsdp" ;;
     wheel-compile) echo "$build -DCMAKE_PREFIX_PATH=\$(~/python/bin/tessera --cmake-prefix) $compile" ;;
     wheel-run) echo "~/python/bin/tessera $run" ;;
     quickstart-install) echo "./quickstart" ;;  # with all packages and torch

@@ -8,7 +8,7 @@ scripts/libtorch_versions.sh [VERSION...] [--syntax] [--folder FOLDER]
   --syntax         only check the syntax of what depends most on the version,
                    in a minute each, in place of a build of 15 minutes
   --folder FOLDER  where torch and the builds are kept, 5 GB each: build/torch
-                   unless given. What is there is used again.
+                   unless given. Files there are used again.
 
 Examples:
   scripts/libtorch_versions.sh --syntax

@@ -30,7 +30,7 @@ struct JoinedWorlds {
 };
 
 JoinedWorlds& joined_by_process() {
-  static JoinedWorlds worlds;
+  static auto& worlds = *new JoinedWorlds;  // never destroyed, because threads may use it while the process ends
   return worlds;
 }
 

@@ -59,7 +59,7 @@ class RunFiles : NoCopy {
       : folder_(std::move(folder)), record_(std::move(record)), leads_(start.rank == 0) {
     run_ = run_to_continue(folder_, static_cast<int>(start.hosts.size()), restart_count());
     const std::string program = ::program_invocation_short_name;
-    if (const auto before = run_.is_null() ? json(program) : run_.value("program", json(program)); before != program) {
+    if (const auto before = run_.is_null() ? json(program) : run_.value("program", json(program)); leads_ && before != program) {
       throw ConfigError("the folder {} has the record of the program {}, not of '{}'; record this run in another folder", folder_,
                         before.dump(), program);
     }
@@ -75,6 +75,7 @@ class RunFiles : NoCopy {
       for (const auto* const fact : {"command", "world", "status", "ended", "cause"}) {
         if (run_.contains(fact)) before[fact] = run_[fact];
       }
+      if (!run_["earlier"].is_array()) run_["earlier"] = json::array();
       run_["earlier"].push_back(before);
       run_.erase("cause");
     }
