@@ -113,7 +113,8 @@ commands() {
     quickstart-compile) echo "cmake --build build --target first" ;;
     quickstart-run) echo "build/bin/tessera launch -n 2 build/examples/first" ;;
     find_package-install) echo "./quickstart && cmake --install build --prefix ~/installed" ;;
-    find_package-compile | tar.gz-compile) echo "$build -DCMAKE_PREFIX_PATH=\$HOME/installed $compile" ;;
+    find_package-compile) echo "$build -G Ninja -DCMAKE_PREFIX_PATH=\$HOME/installed $compile" ;;  # quickstart installs no make
+    tar.gz-compile) echo "$build -DCMAKE_PREFIX_PATH=\$HOME/installed $compile" ;;
     find_package-run | tar.gz-run) echo "~/installed/bin/tessera $run" ;;
     FetchContent-packages) apt "$tools" libfmt-dev zlib1g-dev libdeflate-dev nlohmann-json3-dev libyaml-cpp-dev libxxhash-dev ;;
     FetchContent-torch) echo "$torch" ;;
