@@ -70,7 +70,7 @@ void train(const Flags& flags, const Communicator& world, bool reports) {
     return train(flags, world, {"Linear"}, make, [=](auto& model) { return model->forward(torch::randn({batch * length, width})).square().mean(); },
                  reports);
   }
-  const auto targets = torch::randint(kVocabulary, {batch, length}, torch::kLong), tokens = targets.clone();
+  const auto targets = torch::randint(kVocabulary, {batch, length}, torch::kLong).to(world.traits().device), tokens = targets.clone();
   if (flags.model == "gpt") {
     const models::GptOptions options{.vocabulary = kVocabulary, .width = width, .layers = layers, .heads = width / 64, .longest = length};
     const auto loss_of = [=](models::Gpt& model) {
@@ -91,7 +91,7 @@ void train(const Flags& flags, const Communicator& world, bool reports) {
 
 void run(const Flags& flags) {
   const auto world = init();
-  if (std::getenv("TESSERA_DRY_RUN") == nullptr) {
+  if (std::getenv("TESSERA_DRY_RUN") == nullptr && !world.traits().traces) {
     // Makes libraries and thread pools allocate their memory before the measurement.
     auto small = flags;
     small.width = 128, small.layers = 1;
