@@ -1,5 +1,5 @@
-// What lies beside this program: its installation, and commands that need another package than the core. These commands are in the package's module libtessera_cli_NAME.so, next to the library, and are
-// registered here when the program loads the module.
+// Finds the installation of this program, and loads commands that need another package than the core. Each package has its commands in a
+// module, libtessera_cli_NAME.so next to the library, which registers them here when it is loaded.
 #pragma once
 
 #include <functional>

@@ -13,7 +13,7 @@ namespace {
 using testing::BitHash;
 using testing::fixed_floats;
 
-/// What an update changes, over a length that fills no vector.
+/// The values that an update changes. Their number is not a multiple of any vector.
 struct Arrays {
   static constexpr size_t kCount = 3001;
   std::vector<float> parameters = fixed_floats(kCount, 1), gradients = fixed_floats(kCount, 2), first = fixed_floats(kCount, 3);

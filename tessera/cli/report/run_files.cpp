@@ -136,7 +136,7 @@ void align_clocks(RecordedRun& run) {
   }
 }
 
-/// Why there is no run in the folder, and the way to one.
+/// Returns the error that says why there is no run in the folder, and how to record one.
 ConfigError no_run_in(const std::filesystem::path& folder) {
   std::error_code unknown;
   if (std::filesystem::is_regular_file(folder, unknown)) {
