@@ -57,8 +57,11 @@ if(TARGET tessera_cli)
 endif()
 
 # Libraries find each other, and libtorch: that of this build, or else a folder `torch` beside the installed folder or in /opt.
-set(TESSERA_OWN_RUNPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
-set(TESSERA_MOVABLE_RUNPATH "$ORIGIN/../../torch/lib:/opt/torch/lib")
+set(TESSERA_OWN_RUNPATH "$ORIGIN:$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+file(RELATIVE_PATH _out "/prefix/${CMAKE_INSTALL_LIBDIR}" "/")
+set(TESSERA_MOVABLE_RUNPATH "$ORIGIN/${_out}torch/lib" "$ORIGIN/../../torch/lib" /opt/torch/lib)
+list(REMOVE_DUPLICATES TESSERA_MOVABLE_RUNPATH)
+list(JOIN TESSERA_MOVABLE_RUNPATH : TESSERA_MOVABLE_RUNPATH)
 set_target_properties(${_installed} PROPERTIES INSTALL_RPATH_USE_LINK_PATH OFF
   INSTALL_RPATH "${TESSERA_OWN_RUNPATH}:${Libtorch_ROOT}/lib:${TESSERA_MOVABLE_RUNPATH}")
 

@@ -4,7 +4,7 @@ foreach(_file IN LISTS _files)
   if(IS_SYMLINK "${_file}")
     continue()
   endif()
-  if(_file MATCHES "/lib[^/]*/libtessera[^/]*\\.so[.0-9]*$|/bin/tessera$")
+  if(_file MATCHES "/libtessera[^/]*\\.so[.0-9]*$|/bin/tessera$" AND NOT _file MATCHES "/tessera/libtessera")  # but modules of the engine mpi
     file(RPATH_SET FILE "${_file}" NEW_RPATH "${CPACK_TESSERA_RUNPATH}")
   elseif(_file MATCHES "/TesseraConfig\\.cmake$|\\.pc$")
     file(READ "${_file}" _text)

@@ -80,11 +80,10 @@ if [ "$(cat "$folder/torch/.version" 2>/dev/null)" != "$torch_version" ]; then
     build/python/bin/python -m pip --quiet --disable-pip-version-check download --no-deps --only-binary=:all: \
       --platform manylinux2014_aarch64 $(printf -- '--platform manylinux_2_%s_aarch64 ' {17..28}) --dest "$folder/wheels" "$@"
   }
-  download "torch==$torch_version+cpu" 2>/dev/null || download "torch==$torch_version" ||
-    fail "pip finds no torch $torch_version for aarch64."
-  cuda=$(unzip -p "$folder"/wheels/torch-*.whl '*/METADATA' | sed -nE 's/^Requires-Dist: cuda-toolkit.*==([0-9]+).*/\1/p' | head -n 1)
+  with_torch "$torch_version" download || fail "pip finds no torch $torch_version for aarch64."
+  mapfile -t cuda < <(unzip -p "$folder"/wheels/torch-*.whl '*/METADATA' | cuda_of_torch)
   unzip -q "$folder"/wheels/torch-*.whl 'torch/lib/*' 'torch/include/*' -x 'torch/lib/*cuda*' -d "$folder/torch"
-  [ -z "$cuda" ] || { download "nvidia-cuda-runtime==$cuda.*" && download "nvidia-cuda-cupti==$cuda.*"; } ||
+  [ ${#cuda[@]} = 0 ] || download "${cuda[@]}" ||
     fail "The CUDA run-time libraries that this torch loads can't be downloaded by pip."
   for package in "$folder"/wheels/nvidia*.whl; do
     [ ! -e "$package" ] || unzip -q "$package" 'nvidia/*/lib/*' -d "$folder/torch"

@@ -16,9 +16,8 @@ Examples:
 TEXT
 }
 set -euo pipefail
-fail() { printf '%s\n' "$@" >&2; exit 1; }
-
 cd "$(dirname "$0")/.."
+. scripts/setup.sh
 versions=() syntax= folder=$PWD/build/torch
 while [ $# -gt 0 ]; do
   case $1 in
@@ -32,19 +31,18 @@ while [ $# -gt 0 ]; do
 done
 [ ${#versions[@]} -gt 0 ] || versions=(2.11 2.12 2.13 2.14)
 
-# Prints the folder of this torch, which it installs if it is not there. Without its dependencies: of CUDA, the libraries for CPUs load two parts.
+# Prints the folder of this torch, which it installs if it is not there.
 torch_of() {
-  local place=$folder/$1/python torch wanted=$1 cuda
+  local place=$folder/$1/python wanted=$1 pip cuda
   [[ $1 = *.*.* ]] || wanted=$1.*
   if [ ! -e "$place/.whole" ]; then
     rm -rf "$place"
     python3 -m venv "$place" >&2
-    "$place/bin/python" -m pip --quiet --disable-pip-version-check install --no-deps "torch==$wanted" >&2 || fail "torch $wanted can't be installed by pip."
-    torch=$(echo "$place"/lib/python3*/site-packages/torch)
-    if [ -e "$torch/lib/libtorch_cuda.so" ]; then
-      cuda=$("$place/bin/python" -c "import importlib.metadata as m, re; print(re.search(r'cuda-toolkit.*?==(\d+)', ' '.join(m.requires('torch'))).group(1))")
-      "$place/bin/python" -m pip --quiet --disable-pip-version-check install --no-deps "nvidia-cuda-runtime==$cuda.*" "nvidia-cuda-cupti==$cuda.*" >&2 ||
-        fail "The libraries of CUDA that torch $wanted loads can't be installed by pip."
+    pip=("$place/bin/python" -m pip --quiet --disable-pip-version-check install)
+    with_torch "$wanted" "${pip[@]}" >&2 || fail "torch $wanted can't be installed by pip."
+    if ls "$place"/lib/python3*/site-packages/torch/lib/libtorch_cuda.so >/dev/null 2>&1; then
+      mapfile -t cuda < <(cat "$place"/lib/python3*/site-packages/torch-*.dist-info/METADATA | cuda_of_torch)
+      "${pip[@]}" --no-deps "${cuda[@]}" >&2 || fail "The libraries of CUDA that torch $wanted loads can't be installed by pip."
     fi
     touch "$place/.whole"
   fi

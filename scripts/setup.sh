@@ -126,29 +126,37 @@ torch_is_whole() {
 # Broken requirements are on purpose: those on CUDA, which nothing here uses.
 pip_install() { build/python/bin/python -m pip --quiet --disable-pip-version-check install --no-warn-conflicts "$@"; }
 
+# with_torch VERSION PIP_COMMAND...: runs the command for torch, for a build for CPUs where the index has one. Without its dependencies: on an index
+# that has no such build they are gigabytes of CUDA that nothing here uses.
+with_torch() {
+  local version=$1 index=()
+  shift
+  [ -z "${TESSERA_TORCH_INDEX:-}" ] || index=(--index-url "$TESSERA_TORCH_INDEX")
+  "$@" --no-deps "${index[@]}" "torch==$version+cpu" 2>/dev/null || "$@" --no-deps "${index[@]}" "torch==$version"
+}
+
+# Prints, of torch's METADATA, the libraries of CUDA without which the part for CPUs of a build with CUDA does not load.
+cuda_of_torch() { sed -nE 's/^Requires-Dist: cuda-toolkit.*==([0-9]+).*/nvidia-cuda-runtime==\1.*\nnvidia-cuda-cupti==\1.*/p' | head -n 2; }
+
 make_python() {
   build/python/bin/python -m pip --version >/dev/null 2>&1 || python3 -m venv --clear build/python || fail "No virtual environment can be made in build/python."
 }
 
 install_torch() {
-  local index=() cuda
-  [ -z "${TESSERA_TORCH_INDEX:-}" ] || index=(--index-url "$TESSERA_TORCH_INDEX")
+  local cuda
   begin "installing torch $torch_version into build/python"
   [ "$(cat build/python/.torch 2>/dev/null)" != unfinished ] || rm -rf build/python
   make_python
   echo unfinished >build/python/.torch
-  # Without its dependencies: on an index that has no CPU build they are gigabytes of CUDA that nothing here uses.
-  # A build for CPUs where the index has one.
-  pip_install --no-deps "${index[@]}" "torch==$torch_version+cpu" 2>/dev/null || pip_install --no-deps "${index[@]}" "torch==$torch_version" ||
+  with_torch "$torch_version" pip_install ||
     fail "torch $torch_version can't be installed by pip. Set TESSERA_TORCH to the folder of a libtorch 2.11 to 2.14 that you have," \
       "or TESSERA_TORCH_INDEX to the address of a package index that offers it, such as $cpu_index."
   # What `import torch` needs of pure Python, for the tests that compare with PyTorch.
   pip_install --upgrade filelock typing-extensions "setuptools>=77" sympy networkx jinja2 fsspec ||
     fail "The Python packages that torch imports can't be installed by pip."
   if ls build/python/lib/python3*/site-packages/torch/lib/libtorch_cuda.so >/dev/null 2>&1; then
-    # A build with CUDA: its CPU part loads with these two alone.
-    cuda=$(build/python/bin/python -c "import importlib.metadata as m, re; print(re.search(r'cuda-toolkit.*?==(\d+)', ' '.join(m.requires('torch'))).group(1))")
-    pip_install --no-deps "nvidia-cuda-runtime==$cuda.*" "nvidia-cuda-cupti==$cuda.*" ||
+    mapfile -t cuda < <(cat build/python/lib/python3*/site-packages/torch-*.dist-info/METADATA | cuda_of_torch)
+    pip_install --no-deps "${cuda[@]}" ||
       fail "The CUDA run-time libraries that this torch loads can't be installed by pip."
   fi
   echo "${TESSERA_TORCH_INDEX:-}" >build/python/.torch
