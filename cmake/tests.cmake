@@ -380,8 +380,9 @@ other_test(cli/test_on_a_full_disk STATUS 1 SAYS "standard output can't be writt
 other_test(cli/nine_ranks SAYS "threads: 9 ranks.*all transports keep" COMMAND $<TARGET_FILE:tessera_cli> test --transport threads --ranks 9)
 other_test(cli/help SAYS "--transport.*all unless given.*--ranks.*Exit status" COMMAND $<TARGET_FILE:tessera_cli> test --help)
 other_test(cli/unknown_transport STATUS 2 SAYS "pigeon" COMMAND $<TARGET_FILE:tessera_cli> test --transport pigeon)
-other_test(cli/unknown_command STATUS 2 SAYS "no command 'lunch' .did you mean launch.*; choose one of config, to-fsdp2, .*launch, .*ckpt, merge-weights, data, .*test, xla, .*env, completion" COMMAND $<TARGET_FILE:tessera_cli> lunch)
-other_test(cli/no_command STATUS 2 SAYS "a command is missing; choose one of config, to-fsdp2, .*launch, .*ckpt, merge-weights, data, .*test, xla, .*env, completion" COMMAND $<TARGET_FILE:tessera_cli>)
+set(_commands "choose one of config, to-fsdp2, .*launch, .*ckpt, merge-weights, data, .*test, xla, .*env, completion")
+other_test(cli/unknown_command STATUS 2 SAYS "no command 'lunch' .did you mean launch.*; ${_commands}" COMMAND $<TARGET_FILE:tessera_cli> lunch)
+other_test(cli/no_command STATUS 2 SAYS "a command is missing; ${_commands}" COMMAND $<TARGET_FILE:tessera_cli>)
 set(_store "TESSERA_STORE=file:${PROJECT_BINARY_DIR}/tests")
 other_test(cli/missing_ranks STATUS 1 SAYS "ranks 1 and 2 of 3 still missing" ENVIRONMENT RANK=0 WORLD_SIZE=3 ${_store}/missing_ranks
   COMMAND $<TARGET_FILE:tessera_cli> test --limit 0.5)

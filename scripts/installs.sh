@@ -130,11 +130,9 @@ commands() {
   esac
 }
 
-# What a .tar.gz needs of Debian, as the page on installing says.
-case $version in
-  12) echo "libyaml-cpp0.7 zlib1g libdeflate0 libcurl4 libutf8proc2 libjpeg62-turbo libpng16-16 libwebp7" ;;
-  13) echo "libyaml-cpp0.8 zlib1g libdeflate0 libcurl4t64 libutf8proc3 libjpeg62-turbo libpng16-16t64 libwebp7" ;;
-esac >"$base/home/user/files/packages"
+# The packages of Debian that a .tar.gz needs, by the table of the page on installing.
+grep -E '^\| (core|models|vision) \| `lib' "$repository/docs/install.md" | cut -d'|' -f$((version - 9)) | tr -d '`\n' >"$base/home/user/files/packages"
+grep -q libyaml "$base/home/user/files/packages" || fail "docs/install.md does not name the packages that a .tar.gz needs in Debian $version."
 
 report=() status=0
 for way in "${ways[@]}"; do

@@ -24,8 +24,11 @@ def installation(folder, member="", argument="", inner="inner", library="libtess
 with tempfile.TemporaryDirectory() as place:
     place = pathlib.Path(place)
     old = installation(place / "old")
-    for name, words, changes in (("same", "programs built with", {"inner": "other"}), ("grown", "1 data member insertion:\n      'int more'", {"member": "int more = 2;"}),
-                                 ("argument", "train(tessera::Options const&)", {"argument": ", int steps"}), ("moved", "missing libraries:\nlibtessera.so", {"library": "libtessera_core.so"})):
-        done = subprocess.run([ROOT / "scripts/abi.sh", old, installation(place / name, **changes)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    for name, words, changes in (("same", "programs built with", {"inner": "other"}),
+                                 ("grown", "1 data member insertion:\n      'int more'", {"member": "int more = 2;"}),
+                                 ("argument", "train(tessera::Options const&)", {"argument": ", int steps"}),
+                                 ("moved", "missing libraries:\nlibtessera.so", {"library": "libtessera_core.so"})):
+        done = subprocess.run([ROOT / "scripts/abi.sh", old, installation(place / name, **changes)], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False)
         assert (done.returncode == 0) == (name == "same") and words in done.stdout, (name, done)
 print("layouts, functions and libraries are compared")

@@ -42,6 +42,15 @@ def run(*command, **options):
     return done.returncode, done.stdout
 
 
+def check_container():
+    """The Containerfile installs what the page on installing names."""
+    def packages(path):
+        return set(re.findall(r"\S+-dev\b", re.search(r"apt-get install (?:.*\\\n)+.*", path.read_text())[0]))
+
+    named = packages(SOURCE / "docs/install.md")
+    assert "libfmt-dev" in named and packages(SOURCE / "packaging/Containerfile") - {"dpkg-dev"} == named, named
+
+
 def check_vcpkg(folder):
     port = SOURCE / "packaging/vcpkg"
     manifest = json.loads((port / "vcpkg.json").read_text())
@@ -50,8 +59,8 @@ def check_vcpkg(folder):
     known = ";".join(f"-D{name}={cached(name)}" for name in ("TESSERA_LIBTORCH_WORKS", "Libtorch_LAST", "CMAKE_CXX_COMPILER"))
 
     def port_with(torch, *features):
-        return run("cmake", f"-DFEATURES={';'.join(features)}", f"-DBUILDTREE={folder / 'vcpkg'}", f"-DCURRENT_PACKAGES_DIR={folder / 'packages'}", f"-DKNOWN={known}",
-                   f"-DPORT={port / 'portfile.cmake'}", "-P", folder / "run.cmake", env=os.environ | {"TESSERA_TORCH": str(torch)})
+        return run("cmake", f"-DFEATURES={';'.join(features)}", f"-DBUILDTREE={folder / 'vcpkg'}",
+                   f"-DCURRENT_PACKAGES_DIR={folder / 'packages'}", f"-DKNOWN={known}", f"-DPORT={port / 'portfile.cmake'}", "-P", folder / "run.cmake", env=os.environ | {"TESSERA_TORCH": str(torch)})
 
     status, said = port_with("nowhere", "cli")
     assert status != 0 and "Set TESSERA_TORCH in the environment" in said, said
@@ -94,6 +103,7 @@ def check_conan(folder):
 
 
 with tempfile.TemporaryDirectory() as name:
+    check_container()
     check_vcpkg(pathlib.Path(name))
     if "--long" in sys.argv:
         check_conan(pathlib.Path(name))
