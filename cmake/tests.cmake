@@ -388,6 +388,10 @@ other_test(cli/missing_ranks STATUS 1 SAYS "ranks 1 and 2 of 3 still missing" EN
   COMMAND $<TARGET_FILE:tessera_cli> test --limit 0.5)
 other_test(cli/two_masters STATUS 2 SAYS "leave --ranks" ENVIRONMENT RANK=0 WORLD_SIZE=1 COMMAND $<TARGET_FILE:tessera_cli> test --ranks 3)
 
+if(TESSERA_LONG_TESTS AND TEST checkpoint/stops)
+  set_tests_properties(checkpoint/stops PROPERTIES ENVIRONMENT_MODIFICATION TESSERA_TEST_EVERY_CALL=set:1)
+endif()
+
 # The recipes as a person runs them. They take longest, so they come first where ctest does not know yet what a test costs.
 set(_devices "")
 if(PJRT_INCLUDE_DIR)
@@ -398,14 +402,18 @@ foreach(_part IN ITEMS Training Trouble ${_devices})
     $<TARGET_FILE:tessera_cli> $<TARGET_FILE:mnist> ${_part})
   set_tests_properties(recipes/mnist_${_part} PROPERTIES TIMEOUT 300 COST 100)
 endforeach()
-if(NOT TESSERA_LONG_TESTS)  # what all recipes do on devices, one of them shows
-  set(_devices "")
+set(_settings Settings)
+set(_options Options Trouble)
+if(NOT TESSERA_LONG_TESTS)  # how all recipes take settings and devices, and stop with errors, that of mnist shows
+  unset(_settings)
+  unset(_options)
+  unset(_devices)
 endif()
 set(_python "${Libtorch_PYTHON}")
 if(NOT _python)
   set(_python "${Python3_EXECUTABLE}")  # without torch, so nothing is compared with transformers
 endif()
-foreach(_part IN ITEMS Training Settings ${_devices})
+foreach(_part IN ITEMS Training ${_settings} ${_devices})
   other_test(recipes/glue_${_part} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/recipes/glue.py"
     $<TARGET_FILE:tessera_cli> $<TARGET_FILE:glue> ${_python} ${_part})
   set_tests_properties(recipes/glue_${_part} PROPERTIES TIMEOUT 300 COST 100)
@@ -439,7 +447,7 @@ if(Libtorch_PYTHON)
 endif()
 
 if(TARGET imagenet AND Libtorch_PYTHON)
-  foreach(_part IN ITEMS Training Options Trouble ${_devices})
+  foreach(_part IN ITEMS Training ${_options} ${_devices})
     other_test(recipes/imagenet_${_part} COMMAND "${Libtorch_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/recipes/imagenet.py"
       $<TARGET_FILE:tessera_cli> $<TARGET_FILE:imagenet> ${_part})
     set_tests_properties(recipes/imagenet_${_part} PROPERTIES TIMEOUT 300 COST 90)
