@@ -126,7 +126,7 @@ TEST(Generate, EndsRowsAtTheirEnd) {
   const auto greedy = models::generate(*model, prompt, {.most = 6});
   std::vector<int64_t> heard;
   const auto end = greedy[0][5].item<int64_t>();
-  const auto ended = models::generate(*model, prompt, {.most = 6, .ends = {end}, .listen = [&](int64_t token) { heard.push_back(token); }});
+  const auto ended = models::generate(*model, prompt, {.most = 6, .ends = {end}, .listen = [&](int64_t token) { heard.push_back(token); return true; }});
   EXPECT_LE(ended.size(1), 6);
   EXPECT_EQ(heard.back(), end);
   EXPECT_EQ(std::ssize(heard), ended.size(1) - 4);
