@@ -11,8 +11,8 @@
 #include "tessera/cli/ckpt/places.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/help.h"
+#include "tessera/cli/models/llm.h"
 #include "tessera/cli/packages.h"
-#include "tessera/llm/chat.h"
 #include "tessera/llm/gguf_model.h"
 #include "tessera/llm/token_file.h"
 
@@ -33,8 +33,7 @@ struct Texts {
     flags.add_option("--tokenizer", tokenizer, "The tokenizer: a folder with tokenizer.json and config.json, or a GGUF file")
         ->type_name("PATH")
         ->required();
-    flags.add_option("--chat", chat, "The template of conversations: chatml, llama3, alpaca or a file .jinja; that of the tokenizer unless given")
-        ->type_name("NAME");
+    add_chat_flag(flags, chat);
     flags.add_option("--end", end, "The token that ends a document, or none; that of the model unless given")->type_name("TOKEN");
   }
 
@@ -42,10 +41,7 @@ struct Texts {
   data::Tokenizer read() {
     auto known = llm::read_tokenizer(tokenizer);
     options.end = end_of_document(known);
-    const bool is_file = chat.ends_with(".jinja");
-    const auto found = chat.empty() ? llm::ChatTemplate::found_in(tokenizer)
-                                    : std::optional(is_file ? llm::ChatTemplate::of(tokenizer, chat) : llm::ChatTemplate::named(chat));
-    if (found) options.chat = std::make_shared<llm::ChatTemplate>(*found);
+    if (const auto found = chat_template(chat, tokenizer)) options.chat = std::make_shared<llm::ChatTemplate>(*found);
     return known;
   }
 

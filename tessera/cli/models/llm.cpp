@@ -100,6 +100,16 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->check(one_of({"nf4", "nf4_single", "int8", "fp8"}));
 }
 
+void add_chat_flag(CLI::App& command, std::string& chat) {
+  command.add_option("--chat", chat, "The template of conversations: chatml, llama3, alpaca or a file .jinja; the model's own unless given")
+      ->type_name("NAME");
+}
+
+std::optional<llm::ChatTemplate> chat_template(const std::string& chat, const std::filesystem::path& model) {
+  if (chat.empty()) return llm::ChatTemplate::found_in(model);
+  return chat.ends_with(".jinja") ? llm::ChatTemplate::of(model, chat) : llm::ChatTemplate::named(chat);
+}
+
 void add_sampling_flags(CLI::App& command, SamplingFlags& flags, int64_t most) {
   flags.most = most;
   const auto otherwise = "as generation_config.json says, or ";

@@ -15,6 +15,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/data/tokenizer.h"
+#include "tessera/llm/chat.h"
 #include "tessera/models/generate.h"
 
 namespace tessera::cli {
@@ -26,6 +27,10 @@ struct ModelFlags {
 };
 /// Adds MODEL, --adapter, --dtype and --quantisation.
 void add_model_flags(CLI::App& command, ModelFlags& flags);
+
+/// Adds --chat. chat_template() returns the template with that name or in that file, or else that of the model if it has one.
+void add_chat_flag(CLI::App& command, std::string& chat);
+std::optional<llm::ChatTemplate> chat_template(const std::string& chat, const std::filesystem::path& model);
 
 /// How tokens are drawn. What is not given comes from the model's generation_config.json.
 struct SamplingFlags {

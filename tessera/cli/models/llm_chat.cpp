@@ -120,7 +120,7 @@ class Chat {
 
   /// Answers the last message.
   void take_turn() {
-    const auto tokens = used_.encode(chat_.prompt(messages_), data::Ends::Bare);
+    const auto tokens = used_.encode(chat_.prompt(messages_), chat_.is_bare() ? data::Ends::Added : data::Ends::Bare);
     if (std::ssize(tokens) >= longest_) {
       used_.note(fmt::format("the conversation has {} tokens, and {} can be read and written; /clear begins a new one", tokens.size(), longest_));
       messages_.erase(messages_.size() - 1);
@@ -168,8 +168,7 @@ void add_llm_chat(CLI::App& command, std::function<int()>& chosen) {
   const auto given = std::make_shared<Given>();
   add_model_flags(*flags, given->model);
   flags->add_option("--system", given->system, "How the model should behave: the system message")->type_name("TEXT");
-  flags->add_option("--chat", given->chat, "How messages are written: chatml, llama3, alpaca, or a file with a Jinja template; the model's own unless given")
-      ->type_name("TEMPLATE");
+  add_chat_flag(*flags, given->chat);
   add_sampling_flags(*flags, given->sampling, 1024);
   flags->footer(Help::footer_of({"tessera llm chat SmolLM2-135M-Instruct --system 'Answer in one sentence.'",
                                  "echo 'Why is the sky blue?' | tessera llm chat my.gguf --temperature 0.7"},
@@ -177,9 +176,10 @@ void add_llm_chat(CLI::App& command, std::function<int()>& chosen) {
                                 "answer (under tessera launch: all)."));
   flags->callback([&chosen, given] {
     chosen = [=] {
-      const auto chat = given->chat.empty() ? llm::ChatTemplate::of(given->model.model) : llm::ChatTemplate::named(given->chat);
       LanguageModel used(given->model);
-      Chat(used, chat, given->sampling, given->system).run();
+      const auto chat = chat_template(given->chat, given->model.model);
+      if (!chat) throw ConfigError("{} has no chat template; give --chat chatml, llama3, alpaca or FILE.jinja", given->model.model);
+      Chat(used, *chat, given->sampling, given->system).run();
       return 0;
     };
   });

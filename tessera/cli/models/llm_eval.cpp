@@ -5,15 +5,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <list>
 #include <memory>
 
 #include "tessera/base/error.h"
-#include "tessera/base/folder.h"
-#include "tessera/base/input_file.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/models/llm.h"
-#include "tessera/llm/packing.h"
 #include "tessera/llm/token_file.h"
 #include "tessera/train/progress.h"
 
@@ -70,18 +68,8 @@ struct WindowBatch {
 struct EvalCommand {
   ModelFlags model;
   std::vector<fs::path> files;
+  std::string chat;
   int64_t length = 0, stride = 0, rows = 4;
-
-  /// Returns a file as tokens: as it is, or tokenized into the folder.
-  llm::TokenFile tokens_of(const fs::path& file, const LanguageModel& used, const fs::path& folder) const {
-    if (!is_there(file)) throw ConfigError("there is no file {}; give texts, lines of JSON, or files of `tessera data tokenize`", file);
-    const InputFile input(file);
-    if (input.size() > 8 && input.read_first(8).back() == '\0') return llm::TokenFile(file);  // the size of a header, which is short
-    const auto made = folder / "tokens";
-    llm::tokenize(std::vector{file}, made, used.tokenizer, tokenizing(used));
-    return llm::TokenFile(made);
-  }
-  llm::TokenizeOptions tokenizing(const LanguageModel& /*used*/) const { return {}; }
 
   int run() const {
     LanguageModel used(model);
@@ -89,17 +77,20 @@ struct EvalCommand {
     const auto window = length > 0 ? length : std::min<int64_t>(1024, longest), step = stride > 0 ? stride : std::max<int64_t>(window / 2, 1);
     if (window > longest) throw ConfigError("--length {}: the model takes at most {} tokens", window, longest);
     if (step > window) throw ConfigError("--stride {} is longer than a window of {} tokens, so tokens would be left out; give less", step, window);
-    std::vector<llm::TokenFile> sources;
+    llm::TokenizeOptions options;
+    if (const auto found = chat_template(chat, model.model)) options.chat = std::make_shared<llm::ChatTemplate>(*found);
+    std::list<std::vector<int32_t>> documents;
     std::vector<Window> windows;
     for (const auto& file : files) {
-      const TemporaryFolder folder("tessera-eval");
-      const auto& source = sources.emplace_back(tokens_of(file, used, folder.path()));
-      llm::expect_vocabulary(source, used.config.vocab_size);
-      int64_t begin = 0;
-      for (const auto end : source.ends()) {
-        add_windows(windows, source.tokens().subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)), window, step);
-        begin = end;
-      }
+      llm::each_document(file, used.tokenizer, options, [&](std::span<const int32_t> document) {
+        for (const auto token : document) {
+          if (llm::token_of(token) >= used.config.vocab_size)
+            throw ConfigError("{} has token {}, but the model knows {}; make it with the model's own tokenizer", file, llm::token_of(token),
+                              used.config.vocab_size);
+        }
+        add_windows(windows, documents.emplace_back(document.begin(), document.end()), window, step);
+        return true;
+      });
     }
     if (windows.empty()) throw ConfigError("no token of these files has another one before it, so nothing can be measured; give longer texts");
     std::ranges::stable_sort(windows, std::greater(), [](const Window& each) { return each.tokens.size(); });  // few are filled up
@@ -164,6 +155,7 @@ void add_llm_eval(CLI::App& command, std::function<int()>& chosen) {
   const auto eval = std::make_shared<EvalCommand>();
   add_model_flags(*flags, eval->model);
   flags->add_option("FILE", eval->files, "Texts (.txt, .md), lines of JSON, or files of tokens, made by `tessera data tokenize`")->required();
+  add_chat_flag(*flags, eval->chat);
   flags->add_option("--length", eval->length, "Tokens that are read at once; 1024, or as many as the model takes, unless given")
       ->check(from_to(2, 100'000'000));
   flags->add_option("--stride", eval->stride, "How many tokens later the next window begins; half a window unless given")
