@@ -135,6 +135,26 @@ TEST(Generate, EndsRowsAtTheirEnd) {
   EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, prompt, {.top_p = 0}); }), HasSubstr("top_p is 0"));
 }
 
+TEST(Generate, ContinuesWithACacheOfTheCaller) {
+  for (const bool sliding : {false, true}) {
+    auto model = seeded(small(sliding));
+    const auto prompt = text(9).unsqueeze(0);
+    const auto whole = models::generate(*model, prompt, {.most = 12, .repetition_penalty = 1.3});
+    models::LlamaCache cache(21);
+    models::generate(*model, prompt.narrow(1, 0, 3), {.most = 8, .cache = &cache});  // another text, of which three tokens are kept
+    EXPECT_EQ(cache.length(), 10);
+    cache.keep(3);
+    int64_t heard = 0;
+    const auto begun = models::generate(*model, prompt, {.most = 12, .repetition_penalty = 1.3, .listen = [&](int64_t) { return ++heard < 4; }, .cache = &cache});
+    EXPECT_TRUE(at::equal(begun, whole.narrow(1, 0, 13)));
+    EXPECT_EQ(cache.length(), 12);
+    EXPECT_TRUE(at::equal(models::generate(*model, begun, {.most = 8, .repetition_penalty = 1.3, .cache = &cache}), whole));
+    EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, prompt, {.cache = &cache}); }), HasSubstr("the cache holds 20 tokens of a text of 9"));
+  }
+  auto model = seeded(small());
+  EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, text(4).unsqueeze(0), {.min_p = 2}); }), HasSubstr("min_p 2"));
+}
+
 TEST(LlamaConfig, SurvivesItsFile) {
   const Folder folder;
   auto other = small(true);
