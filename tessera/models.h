@@ -5,7 +5,6 @@
 #include "tessera/data/sentence_pairs.h"
 #include "tessera/data/tokenizer.h"
 #include "tessera/data/wordpiece.h"
-#include "tessera/llm/chat.h"
 #include "tessera/llm/gguf_adapter.h"
 #include "tessera/llm/gguf_model.h"
 #include "tessera/llm/packing.h"

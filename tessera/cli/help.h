@@ -54,6 +54,9 @@ class Help : public CLI::Formatter {
     return has_colour() ? with_bold_headings(text) : text;
   }
 
+  /// Whether standard output is a terminal that can show colours, and the user did not refuse them (no-color.org).
+  static bool has_colour() { return ::isatty(STDOUT_FILENO) != 0 && env("TERM").value_or("dumb") != "dumb" && !env("NO_COLOR"); }
+
  protected:
   std::string make_description(const CLI::App* app) const override { return lines("", app->get_description(), 0); }
   std::string make_footer(const CLI::App* app) const override { return lines("", app->get_footer(), 0); }
@@ -72,8 +75,6 @@ class Help : public CLI::Formatter {
  private:
   static constexpr size_t kWidth = 80, kIndent = 27;
 
-  /// Whether standard output is a terminal that can show colours, and the user did not refuse them (no-color.org).
-  static bool has_colour() { return ::isatty(STDOUT_FILENO) != 0 && env("TERM").value_or("dumb") != "dumb" && !env("NO_COLOR"); }
   /// Makes headings such as "Options:" bold, and the first word of a usage line.
   static std::string with_bold_headings(const std::string& text) {
     std::string result;

@@ -25,6 +25,7 @@ int main(int argc, char** argv) {
   tessera::cli::add_top_command(app, chosen);
   tessera::cli::add_ckpt_command(app, chosen);
   tessera::cli::add_command_of("models", "data", app, chosen);
+  tessera::cli::add_command_of("models", "llm", app, chosen);
   tessera::cli::add_report_command(app, chosen);
   tessera::cli::add_test_command(app, chosen);
   tessera::cli::add_command_of("xla", "xla", app, chosen);

@@ -1,16 +1,15 @@
-// Writes conversations as texts for a model, by chat templates.
+// Writes conversations as texts for a model, by its chat template. This header needs nlohmann-json.
 #pragma once
 
-#include <span>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace tessera::llm {
-
-struct Message {
-  std::string role, content;  // "system", "user" or "assistant"
-};
 
 /// A part of a text for training.
 struct Segment {
@@ -18,19 +17,38 @@ struct Segment {
   bool trained = true;  // false: the model reads this part, but does not learn to write it
 };
 
-enum class ChatTemplate { ChatMl, Llama3, Alpaca };
+/// A Jinja template with the special tokens that it writes. May be used by several threads. Messages are a list of {"role", "content"}, where
+/// content is a text or a list of parts {"type": "text", "text"}, with all else that the template reads. `tools` is a list, too.
+class ChatTemplate {
+ public:
+  using Json = nlohmann::ordered_json;
 
-/// Returns the template with the name chatml, llama3 or alpaca. Throws ConfigError that lists these names for another name.
-ChatTemplate chat_template_named(std::string_view name);
+  /// Returns the template with the name chatml, llama3 or alpaca. Throws ConfigError that lists these names for another name.
+  static ChatTemplate named(std::string_view name);
+  /// Returns the template of a model, which is a Hugging Face folder or a GGUF file; or else that in `file`, with the model's special tokens.
+  /// Throws ConfigError if there is none, or one with a mistake.
+  static ChatTemplate of(const std::filesystem::path& model, const std::filesystem::path& file = {});
+  static std::optional<ChatTemplate> found_in(const std::filesystem::path& model);
 
-/// Renders a whole conversation. The assistant's words are trained, with the end of its turn. Throws UsageError for a role or an order of
-/// roles that the template can't write.
-std::vector<Segment> render(ChatTemplate chat, std::span<const Message> messages);
-/// Renders the prompt of a model, up to where the assistant's answer begins.
-std::string prompt_of(ChatTemplate chat, std::span<const Message> messages);
-/// The marks that a template writes around messages, each of which must be a token.
-std::span<const std::string_view> marks_of(ChatTemplate chat);
-/// The token that ends the assistant's turn; empty if it is the end of the text.
-std::string_view end_of_turn(ChatTemplate chat);
+  /// Renders a conversation. Trained is what the template has in {% generation %}, or else what it writes for a message of the assistant
+  /// after the beginning of any answer; in both cases only of messages from the given one on. Throws UsageError for messages that the
+  /// template refuses, and if nothing is trained.
+  std::vector<Segment> render(const Json& messages, const Json* tools = nullptr, size_t learned_from = 0) const;
+  /// Renders the prompt of a model, up to where the assistant's answer begins.
+  std::string prompt(const Json& messages, const Json* tools = nullptr) const;
+
+  /// The text and the special tokens.
+  std::string description() const;
+  /// Whether texts neither begin nor end with the model's own tokens, so that a tokenizer has to add them.
+  bool is_bare() const;
+  /// Texts that a template with a name writes, each of which must be a token.
+  std::vector<std::string> marks() const;
+
+ private:
+  struct Inside;
+  explicit ChatTemplate(std::shared_ptr<const Inside> inside) : inside_(std::move(inside)) {}
+
+  std::shared_ptr<const Inside> inside_;
+};
 
 }  // namespace tessera::llm

@@ -4,59 +4,88 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "tessera/base/error.h"
 
 namespace tessera::llm {
 namespace {
 
-/// Returns the tokens at which rows of whole documents begin. The end of a document that was cut shares its row with the documents after
-/// it.
-std::vector<int64_t> begins_of(const TokenFile& file, int64_t length) {
-  std::vector<int64_t> begins = {0};
-  int64_t document = 0;  // where the present document begins
-  for (const auto end : file.ends()) {
-    if (end - begins.back() > length && document > begins.back()) begins.push_back(document);
-    while (end - begins.back() > length) begins.push_back(begins.back() + length);
-    document = end;
-  }
-  if (begins.back() < document) begins.push_back(document);
-  return begins;
-}
+constexpr size_t kOpenRows = 64;  // how many rows wait for documents that fit
 
 }  // namespace
 
 PackedRows::PackedRows(TokenFile file, int64_t length, Packing packing) : file_(std::move(file)), length_(length) {
   if (length < 2) throw UsageError("rows of {} tokens have no next token to learn; give at least 2", length);
   rows_ = (std::ssize(file_.tokens()) + length - 1) / length;
-  if (packing == Packing::Whole) begins_ = begins_of(file_, length);
+  if (packing == Packing::Whole) pack();
+}
+
+/// Best fit in a window: the rows depend on the file and the length only.
+void PackedRows::pack() {
+  struct Row {
+    int64_t room;
+    std::vector<Piece> pieces;
+  };
+  std::vector<Row> open;
+  const auto close = [&](size_t row) {
+    begins_.push_back(pieces_.size());
+    pieces_.insert(pieces_.end(), open[row].pieces.begin(), open[row].pieces.end());
+    open.erase(open.begin() + static_cast<std::ptrdiff_t>(row));
+  };
+  int64_t begin = 0;
+  for (const auto document : file_.ends()) {
+    for (int64_t end = 0; begin < document; begin = end) {
+      end = std::min(document, begin + length_);
+      auto best = open.size();
+      for (size_t i = 0; i < open.size(); i++) {
+        if (open[i].room >= end - begin && (best == open.size() || open[i].room < open[best].room)) best = i;
+      }
+      if (best == open.size()) open.push_back({length_, {}});
+      open[best].room -= end - begin;
+      open[best].pieces.push_back({begin, end});
+      if (open[best].room == 0) close(best);
+      if (open.size() > kOpenRows) close(0);
+    }
+  }
+  while (!open.empty()) close(0);
+  rows_ = std::ssize(begins_);
+  begins_.push_back(pieces_.size());
 }
 
 std::string PackedRows::data() const {
   if (file_.checksum().empty()) return {};
-  return fmt::format("tokens {} in rows of {}{}", file_.checksum(), length_, begins_.empty() ? "" : " of whole documents");
+  return fmt::format("tokens {} in rows of {}{}", file_.checksum(), length_, begins_.empty() ? "" : " of whole documents, best fit");
 }
 
 data::Samples PackedRows::operator()(std::span<const int64_t> numbers) const {
   const auto rows = std::ssize(numbers);
   data::Samples samples{.inputs = at::empty({rows, 2, length_}, at::kLong), .targets = at::empty({rows, length_}, at::kLong)};
-  auto *inputs = samples.inputs.mutable_data_ptr<int64_t>(), *targets = samples.targets.mutable_data_ptr<int64_t>();
+  auto *tokens = samples.inputs.mutable_data_ptr<int64_t>(), *positions = tokens + length_, *targets = samples.targets.mutable_data_ptr<int64_t>();
   for (const auto number : numbers) {
-    fill(number, inputs, inputs + length_, targets);
-    inputs += 2 * length_;
-    targets += length_;
+    auto* const end = targets + length_;
+    if (begins_.empty()) {
+      fill({number * length_, std::min((number + 1) * length_, std::ssize(file_.tokens()))}, tokens, positions, targets);
+    } else {
+      const auto row = static_cast<size_t>(number);
+      for (auto piece = begins_.at(row); piece < begins_.at(row + 1); piece++) fill(pieces_[piece], tokens, positions, targets);
+    }
+    const auto padding = end - targets;
+    std::fill_n(tokens, padding, 0);
+    std::iota(positions, positions + padding, 0);  // padding is one more document
+    std::fill_n(targets, padding, kIgnored);
+    tokens += padding + length_;
+    positions += padding + length_;
+    targets = end;
   }
   return samples;
 }
 
-void PackedRows::fill(int64_t row, int64_t* tokens, int64_t* positions, int64_t* targets) const {
+void PackedRows::fill(Piece piece, int64_t*& tokens, int64_t*& positions, int64_t*& targets) const {
   const auto stored = file_.tokens();
-  const auto ends = file_.ends();
-  const auto begin = begins_.empty() ? row * length_ : begins_.at(static_cast<size_t>(row));
-  const auto end = begins_.empty() ? std::min(begin + length_, std::ssize(stored)) : begins_.at(static_cast<size_t>(row) + 1);
-  auto document = std::ranges::upper_bound(ends, begin);
-  int64_t from = begin;  // where the present document begins in this row
-  for (auto at = begin; at < end; at++) {
+  auto document = std::ranges::upper_bound(file_.ends(), piece.begin);
+  int64_t from = piece.begin;  // where the present document begins in this row
+  for (auto at = piece.begin; at < piece.end; at++) {
     if (at == *document) {
       ++document;
       from = at;
@@ -69,10 +98,6 @@ void PackedRows::fill(int64_t row, int64_t* tokens, int64_t* positions, int64_t*
     *positions++ = at - from;
     *targets++ = is_only_read(next) ? kIgnored : next;
   }
-  const auto padding = length_ - (end - begin);
-  std::fill_n(tokens, padding, 0);
-  for (int64_t i = 0; i < padding; i++) positions[i] = i;  // padding is one more document
-  std::fill_n(targets, padding, kIgnored);
 }
 
 void expect_vocabulary(const TokenFile& file, int64_t vocab_size) {

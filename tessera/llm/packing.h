@@ -15,7 +15,7 @@ namespace tessera::llm {
 
 enum class Packing {
   Cut,    // documents follow each other without gaps, and are cut where a row ends
-  Whole,  // a row has whole documents only, and padding after them; a document that is longer than a row is cut
+  Whole,  // a row has whole documents only, and padding after them; each goes to the open row with the least room that is enough
 };
 
 constexpr int64_t kIgnored = -100;  // the target of tokens that are not learned
@@ -25,7 +25,7 @@ class PackedRows {
  public:
   PackedRows(TokenFile file, int64_t length, Packing packing = Packing::Cut);
 
-  int64_t size() const { return std::ssize(begins_) > 0 ? std::ssize(begins_) - 1 : rows_; }
+  int64_t size() const { return rows_; }
 
   /// Returns a text that identifies these rows, for LoaderOptions::data.
   std::string data() const;
@@ -35,11 +35,16 @@ class PackedRows {
   data::Samples operator()(std::span<const int64_t> numbers) const;
 
  private:
-  void fill(int64_t row, int64_t* tokens, int64_t* positions, int64_t* targets) const;
+  struct Piece {
+    int64_t begin, end;  // tokens of the file
+  };
+  void pack();
+  void fill(Piece piece, int64_t*& tokens, int64_t*& positions, int64_t*& targets) const;
 
   TokenFile file_;
   int64_t length_, rows_ = 0;
-  std::vector<int64_t> begins_ = {};  // with Packing::Whole: where each row begins, and where the last row ends
+  std::vector<Piece> pieces_ = {};   // with Packing::Whole: documents, or parts of long ones, by row
+  std::vector<size_t> begins_ = {};  // the piece with which each row begins, and where the last row ends
 };
 
 /// Throws ConfigError if a file has tokens beyond a model's vocabulary.

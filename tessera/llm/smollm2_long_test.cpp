@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <nlohmann/json.hpp>
+
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/llm/chat.h"
@@ -24,8 +26,8 @@ TEST(SmolLm2, IsThatOfTransformers) {
   ASSERT_EQ(written.status, 0) << written.output;
   const checkpoint::SafetensorsFile expected(folder / "whole.safetensors");
   const auto path = folder / "smollm2.gguf";
-  const std::vector<llm::Message> question = {{"user", "Why is the sky blue?"}};
-  const auto tokens = llm::read_tokenizer(path).encode(llm::prompt_of(llm::ChatTemplate::ChatMl, question));
+  const auto question = nlohmann::ordered_json::parse(R"([{"role": "user", "content": "Why is the sky blue?"}])");
+  const auto tokens = llm::read_tokenizer(path).encode(llm::ChatTemplate::named("chatml").prompt(question));
   const auto prompt = at::tensor(std::vector<int64_t>(tokens.begin(), tokens.end()), at::kLong).unsqueeze(0);
   ASSERT_TRUE(at::equal(prompt, expected.read("tokens"))) << prompt;
   with_ranks(2, [&](const Communicator& world) {

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <exception>
@@ -25,6 +26,7 @@
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/data/unicode.h"
+#include "tessera/llm/lines.h"
 
 namespace tessera::llm {
 namespace {
@@ -34,76 +36,50 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kPart = 4 << 20;  // bytes of a file of lines that one thread tokenizes at once
 constexpr uint64_t kBlock = 1 << 20;
-constexpr int kVersion = 3;  // grows when files become other tokens than before
+constexpr int kVersion = 4;  // grows when files become other tokens than before
 constexpr auto kFormat = "tessera tokens", kPlan = "plan.json";
-
-std::string text_of(const Json& json, const char* key) {
-  const auto& value = json.at(key);
-  if (!value.is_string()) throw UsageError("{} is not a text", key);
-  return value.get<std::string>();
-}
-
-/// Throws UsageError for a line without text, prompt and completion, or messages. For formats of other programs, the error says how to
-/// rewrite them.
-[[noreturn]] void refuse_line(const Json& json) {
-  if (json.contains("conversations"))
-    throw UsageError(
-        "it has conversations, as ShareGPT writes them; write messages instead, with role in place of from (user for human, assistant for "
-        "gpt) and content in place of value");
-  if (json.contains("instruction") && json.contains("output"))
-    throw UsageError(
-        "it has instruction and output, as Alpaca writes them; write messages instead, one of the user with instruction and input and one "
-        "of the assistant with output, and take --chat alpaca, or write prompt and completion");
-  std::string keys;
-  for (const auto& [key, value] : json.items()) keys += fmt::format("{}{}", keys.empty() ? "" : ", ", printable(key));
-  throw UsageError("it has {}, but neither text, nor prompt and completion, nor messages; give the text to learn under the key \"text\"",
-                   keys.empty() ? "no keys" : keys);
-}
-
-/// Parses a message; its number, from 1 on, is for errors.
-Message message_of(const Json& json, size_t number) {
-  const auto refuse = [&](std::string_view why) { throw UsageError("message {} {}", number, why); };
-  if (!json.is_object() || !json.contains("role")) refuse("has no role");
-  if (json.contains("tool_calls") && !json["tool_calls"].empty())
-    refuse("has tool_calls, which --chat does not write; write them into its content as the model's own template does");
-  if (!json.contains("content")) refuse("has no content");
-  if (json["content"].is_array()) refuse("has a list of parts as its content; write their text as one");
-  if (!json["content"].is_string()) refuse(fmt::format("has a content that is {}, and not text", json["content"].type_name()));
-  return {text_of(json, "role"), text_of(json, "content")};
-}
-
-std::vector<Segment> segments_of(const Json& json, const TokenizeOptions& options) {
-  if (json.contains("text")) return {{text_of(json, "text"), true}};
-  if (json.contains("prompt") && json["prompt"].is_array())
-    throw UsageError("its prompt is a list of messages; write prompt and completion as one list under the key messages");
-  if (json.contains("prompt") && json.contains("completion"))
-    return {{text_of(json, "prompt"), false}, {text_of(json, "completion"), true}};
-  if (!json.contains("messages")) refuse_line(json);
-  if (!options.chat) throw UsageError("it has messages, so it needs a chat template: --chat chatml, llama3 or alpaca");
-  std::vector<Message> messages;
-  if (!json["messages"].is_array()) throw UsageError("messages is not a list");
-  for (const auto& message : json["messages"]) messages.push_back(message_of(message, messages.size() + 1));
-  return render(*options.chat, messages);
-}
 
 /// Whether a file is one document instead of lines of JSON.
 bool is_text(const fs::path& path) {
   return path.extension() == ".txt" || path.extension() == ".md";
 }
 
-std::vector<int32_t> tokens_of(std::span<const Segment> segments, const data::Tokenizer& tokenizer, data::Ends begin,
+/// Whether a file is one JSON array.
+bool is_array(const InputFile& file) {
+  const auto begin = file.read_first(std::min<uint64_t>(file.size(), 64));
+  const auto first = begin.find_first_not_of(" \t\r\n");
+  return first != std::string::npos && begin[first] == '[';
+}
+
+/// Tokenizes the text as a whole. A token that lies in two segments is learned if one of them is.
+std::vector<int32_t> tokens_of(std::span<const Segment> segments, const data::Tokenizer& tokenizer, data::Ends ends,
                                std::optional<int32_t> end) {
-  std::vector<int32_t> tokens;
+  std::string text;
+  std::vector<int32_t> apart;
+  std::vector<size_t> borders;
   for (const auto& segment : segments) {
-    const auto before = std::ssize(tokens);
-    tokenizer.encode(segment.text, tokens, &segment == &segments.front() ? begin : data::Ends::Bare);
-    if (!segment.trained) std::transform(tokens.begin() + before, tokens.end(), tokens.begin() + before, only_read);
+    tokenizer.encode(segment.text, apart, text.empty() ? ends : data::Ends::Bare);
+    text += segment.text;
+    borders.push_back(apart.size());
+  }
+  auto tokens = segments.size() == 1 ? apart : tokenizer.encode(text, ends);
+  if (tokens != apart) {
+    // The tokens before a border are those that the text before it also has alone.
+    size_t at = 0;
+    for (size_t i = 0; i < segments.size(); i++) {
+      const auto before = tokenizer.encode(std::string_view(text).substr(0, at += segments[i].text.size()), ends);
+      const auto common = static_cast<size_t>(std::ranges::mismatch(before, tokens).in1 - before.begin());
+      borders[i] = i + 1 == segments.size() ? tokens.size() : common + (segments[i].trained && common < before.size() ? 1 : 0);
+    }
+  }
+  for (size_t i = 0, at = 0; i < segments.size(); at = std::max(at, borders[i++])) {
+    for (auto token = at; token < borders[i] && !segments[i].trained; token++) tokens[token] = only_read(tokens[token]);
   }
   if (end && (tokens.empty() || token_of(tokens.back()) != *end)) tokens.push_back(*end);
   return tokens;
 }
 
-/// A range of bytes of a file of lines, and the lines that begin in it. A text file is one part.
+/// A range of bytes of a file of lines, and the lines that begin in it. A text file is one part, and a JSON array, too.
 struct Part {
   size_t file = 0;
   uint64_t begin = 0, end = 0;
@@ -150,43 +126,69 @@ int64_t line_number(const InputFile& file, uint64_t byte) {
   return number;
 }
 
+/// The documents of a part.
 struct Documents {
   std::vector<int32_t> tokens;
   std::vector<int64_t> ends;
+  std::array<int64_t, 2> first = {-1, -1};  // the bytes at which the first single document and the first pair begin
 };
 
-Documents document_of(const InputFile& file, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
-  const Segment text[] = {{.text = file.read_all(), .trained = true}};
-  if (data::invalid_utf8(text->text)) throw IoError("{}: it is not UTF-8", file.path());
-  auto tokens = tokens_of(text, tokenizer, data::Ends::Added, options.end);
-  const auto end = std::ssize(tokens);
-  return {.tokens = std::move(tokens), .ends = {end}};
+/// Calls `take` with each line, or each object of a JSON array, and its place in the text, as far as it returns true.
+void each_object(std::string_view text, bool array, const std::function<bool(std::string_view, size_t)>& take) {
+  size_t begin = 0;
+  for (size_t i = 0, depth = 0; array && i < text.size(); i++) {
+    if (text[i] == '"') {
+      for (i++; i < text.size() && text[i] != '"'; i++) i += text[i] == '\\' ? 1 : 0;
+    } else if (text[i] == '[' || text[i] == '{') {
+      if (depth++ == 1) begin = i;
+    } else if ((text[i] == ']' || text[i] == '}') && depth > 0 && --depth == 1 && !take(text.substr(begin, i + 1 - begin), begin)) {
+      return;
+    }
+  }
+  while (!array && begin < text.size()) {
+    const auto end = std::min(text.find('\n', begin), text.size());
+    const auto line = text.substr(begin, end - begin);
+    if (line.find_first_not_of(" \t\r") != std::string_view::npos && !take(line, begin)) return;
+    begin = end + 1;
+  }
+}
+
+void each_document_of(const InputFile& file, const Part& part, const data::Tokenizer& tokenizer, const TokenizeOptions& options,
+                      const std::function<bool(std::span<const std::vector<int32_t>>, uint64_t)>& take) {
+  if (is_text(file.path())) {
+    const Segment text[] = {{.text = file.read_all(), .trained = true}};
+    if (data::invalid_utf8(text->text)) throw IoError("{}: it is not UTF-8", file.path());
+    const std::vector<int32_t> document[] = {tokens_of(text, tokenizer, data::Ends::Added, options.end)};
+    take(document, 0);
+    return;
+  }
+  const bool array = is_array(file);
+  const auto lines = array ? Lines{.text = file.read_all()} : lines_of(file, part);
+  each_object(lines.text, array, [&](std::string_view line, size_t at) {
+    try {
+      return take(tokens_of_line(line, tokenizer, options), lines.begin + at);
+    } catch (const UsageError& error) {
+      throw IoError("{}:{}: {}", file.path(), line_number(file, lines.begin + at), error.what());
+    }
+  });
 }
 
 Documents documents_of(const InputFile& file, const Part& part, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
-  if (is_text(file.path())) return document_of(file, tokenizer, options);
-  const auto [text, first_byte] = lines_of(file, part);
   Documents result;
-  for (size_t begin = 0; begin < text.size();) {
-    const auto end = std::min(text.find('\n', begin), text.size());
-    const auto line = std::string_view(text).substr(begin, end - begin);
-    if (line.find_first_not_of(" \t\r") != std::string_view::npos) {
-      try {
-        const auto tokens = tokens_of_line(line, tokenizer, options);
-        result.tokens.insert(result.tokens.end(), tokens.begin(), tokens.end());
-        if (!tokens.empty()) result.ends.push_back(std::ssize(result.tokens));
-      } catch (const UsageError& error) {
-        throw IoError("{}:{}: {}", file.path(), line_number(file, first_byte + begin), error.what());
-      }
+  each_document_of(file, part, tokenizer, options, [&](std::span<const std::vector<int32_t>> documents, uint64_t at) {
+    if (auto& first = result.first.at(documents.size() - 1); first < 0) first = static_cast<int64_t>(at);
+    for (const auto& tokens : documents) {
+      result.tokens.insert(result.tokens.end(), tokens.begin(), tokens.end());
+      if (!tokens.empty()) result.ends.push_back(std::ssize(result.tokens));
     }
-    begin = end + 1;
-  }
+    return true;
+  });
   return result;
 }
 
 /// Writes the documents of a finished part to a file.
 void keep(const Documents& documents, const fs::path& path) {
-  const int64_t counts[] = {std::ssize(documents.ends), std::ssize(documents.tokens)};
+  const int64_t counts[] = {std::ssize(documents.ends), std::ssize(documents.tokens), documents.first[0], documents.first[1]};
   NewFile file(path);
   file.write(std::as_bytes(std::span(counts)));
   file.write(std::as_bytes(std::span(documents.ends)));
@@ -196,9 +198,10 @@ void keep(const Documents& documents, const fs::path& path) {
 
 Documents kept(const fs::path& path) {
   const InputFile file(path);
-  int64_t counts[2] = {};
+  int64_t counts[4] = {};
   file.read(counts, sizeof counts, 0);
   Documents documents;
+  documents.first = {counts[2], counts[3]};
   documents.ends.resize(static_cast<size_t>(counts[0]));
   documents.tokens.resize(static_cast<size_t>(counts[1]));
   const auto bytes_of_ends = documents.ends.size() * sizeof(int64_t);
@@ -212,7 +215,7 @@ std::string plan_of(std::span<const fs::path> inputs, const data::Tokenizer& tok
   Json plan = {{"files", Json::array()},
                {"version", kVersion},
                {"part", kPart},
-               {"chat", options.chat ? static_cast<int>(*options.chat) : -1},
+               {"chat", options.chat ? options.chat->description() : ""},
                {"end", options.end.value_or(-1)}};
   for (const auto& input : inputs)
     plan["files"].push_back({fs::absolute(input).string(), fs::file_size(input), fs::last_write_time(input).time_since_epoch().count()});
@@ -237,8 +240,8 @@ void expect_place(const fs::path& out, std::span<const fs::path> inputs) {
 }
 
 /// Throws ConfigError unless each mark of the template is one token.
-void expect_marks(ChatTemplate chat, const data::Tokenizer& tokenizer) {
-  for (const auto mark : marks_of(chat)) {
+void expect_marks(const ChatTemplate& chat, const data::Tokenizer& tokenizer) {
+  for (const auto& mark : chat.marks()) {
     if (!tokenizer.find(mark))
       throw ConfigError("the tokenizer has no token {}, which the chat template writes; choose another template", mark);
   }
@@ -259,10 +262,10 @@ fs::path folder_of_parts(const fs::path& out, const std::string& plan) {
   return folder;
 }
 
-std::vector<Part> parts_of(const std::vector<InputFile>& files) {
+std::vector<Part> parts_of(std::span<const InputFile> files) {
   std::vector<Part> parts;
   for (size_t i = 0; i < files.size(); i++) {
-    const auto size = is_text(files[i].path()) ? std::max(files[i].size(), uint64_t{1}) : kPart;
+    const auto size = is_text(files[i].path()) || is_array(files[i]) ? std::max(files[i].size(), uint64_t{1}) : kPart;
     for (uint64_t begin = 0; begin < files[i].size(); begin += size) parts.push_back({i, begin, std::min(begin + size, files[i].size())});
   }
   return parts;
@@ -296,22 +299,33 @@ at::Tensor tensor_of(const auto& values, at::ScalarType dtype) {
   return at::from_blob(const_cast<void*>(static_cast<const void*>(values.data())), {std::ssize(values)}, at::TensorOptions().dtype(dtype));
 }
 
-/// Joins the parts to one file.
-Tokenized join(const fs::path& folder, size_t parts, const fs::path& out, int64_t vocabulary) {
+/// Joins the parts to one file. Throws IoError if some lines are pairs and others are not.
+Tokenized join(const fs::path& folder, const std::vector<InputFile>& files, std::span<const Part> parts, const fs::path& out,
+               int64_t vocabulary) {
   Tokenized result;
-  for (size_t i = 0; i < parts; i++) {
+  bool seen[2] = {};
+  for (size_t i = 0; i < parts.size(); i++) {
     const auto documents = kept(folder / std::to_string(i));
+    for (const bool pair : {false, true}) {
+      const auto first = documents.first.at(pair), other = documents.first.at(!pair);
+      if (first >= 0 && (seen[!pair] || (other >= 0 && other < first)))
+        throw IoError("{}:{}: it has {}, unlike the lines before it; write two files", files[parts[i].file].path(),
+                      line_number(files[parts[i].file], static_cast<uint64_t>(first)), pair ? "chosen and rejected" : "no chosen and rejected");
+      seen[pair] |= first >= 0;
+    }
     result.documents += std::ssize(documents.ends);
     result.tokens += std::ssize(documents.tokens);
     result.trained += std::ranges::count_if(documents.tokens, [](int32_t token) { return !is_only_read(token); });
   }
   if (result.documents == 0) throw IoError("there are no documents to write to {}; give files that are not empty", out);
+  std::map<std::string, std::string> metadata = {{"format", kFormat}, {"vocabulary", std::to_string(vocabulary)}};
+  if (seen[true]) metadata["pairs"] = "1";
   checkpoint::SafetensorsWriter writer(
       out,
       {{.name = "ends", .dtype = at::kLong, .sizes = {result.documents}}, {.name = "tokens", .dtype = at::kInt, .sizes = {result.tokens}}},
-      {{"format", kFormat}, {"vocabulary", std::to_string(vocabulary)}});
+      metadata);
   for (int64_t before = 0; const bool of_ends : {true, false}) {
-    for (size_t i = 0; i < parts; i++) {
+    for (size_t i = 0; i < parts.size(); i++) {
       auto documents = kept(folder / std::to_string(i));
       for (auto& end : documents.ends) end += before;
       before += of_ends ? std::ssize(documents.tokens) : 0;
@@ -333,24 +347,54 @@ checkpoint::SafetensorsFile opened(const fs::path& path) {
 
 }  // namespace
 
-std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
-  const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+std::vector<std::vector<int32_t>> tokens_of_line(std::string_view line, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
+  const auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object())
     throw UsageError(
         data::invalid_utf8(line)
             ? "it is not UTF-8"
             : "it is not a JSON object, such as {\"text\": \"...\"}; a file that is one text must have the extension .txt or .md");
-  const auto segments = segments_of(json, options);
-  // A template with marks writes the first token of a text itself, and a template with an end of turn writes the last one.
-  const bool chats = json.contains("messages");
-  const auto begin = chats && !marks_of(*options.chat).empty() ? data::Ends::Bare : data::Ends::Added;
-  return tokens_of(segments, tokenizer, begin, chats && !end_of_turn(*options.chat).empty() ? std::nullopt : options.end);
+  std::vector<std::vector<int32_t>> tokens;
+  for (const auto& document : documents_in(json, options.chat.get())) {
+    tokens.push_back(tokens_of(document.segments, tokenizer, document.by_template ? data::Ends::Bare : data::Ends::Added,
+                               document.by_template ? std::nullopt : options.end));
+  }
+  if (tokens.size() == 2 && (tokens[0].empty() || tokens[1].empty())) throw UsageError("chosen or rejected has no tokens");
+  return tokens;
+}
+
+void each_document(const fs::path& path, const data::Tokenizer& tokenizer, const TokenizeOptions& options,
+                   const std::function<bool(std::span<const int32_t>)>& take) {
+  const InputFile file(path);
+  const bool lines = is_text(path) || (file.size() > 0 && std::string_view(" \t\r\n[{").find(file.read_first(1)) != std::string_view::npos);
+  if (lines) {
+    bool more = true;
+    for (const auto& part : parts_of({&file, 1})) {
+      each_document_of(file, part, tokenizer, options, [&](std::span<const std::vector<int32_t>> documents, uint64_t) {
+        for (const auto& tokens : documents) more = more && take(tokens);
+        return more;
+      });
+      if (!more) return;
+    }
+    return;
+  }
+  const TokenFile tokens(path);
+  for (size_t i = 0, begin = 0; i < tokens.ends().size(); begin = static_cast<size_t>(tokens.ends()[i++])) {
+    if (!take(tokens.tokens().subspan(begin, static_cast<size_t>(tokens.ends()[i]) - begin))) return;
+  }
 }
 
 Tokenized tokenize(std::span<const fs::path> inputs, const fs::path& out, const data::Tokenizer& tokenizer,
                    const TokenizeOptions& options) {
   std::vector<InputFile> files;
-  for (const auto& input : inputs) files.emplace_back(input);
+  for (const auto& input : inputs) {
+    if (input.extension() == ".parquet")
+      throw UsageError(
+          "{}: Parquet is not read; write it as lines: python3 -c \"import pandas; pandas.read_parquet('{}').to_json('{}', orient='records', "
+          "lines=True)\"",
+          input, input.string(), fs::path(input).replace_extension(".jsonl").string());
+    files.emplace_back(input);
+  }
   expect_place(out, inputs);
   if (options.chat) expect_marks(*options.chat, tokenizer);
   const auto folder = folder_of_parts(out, plan_of(inputs, tokenizer, options));
@@ -372,7 +416,7 @@ Tokenized tokenize(std::span<const fs::path> inputs, const fs::path& out, const 
     done += parts[i].end - parts[i].begin;
     if (options.progress && !options.progress(done, all)) throw Error("it was stopped; the same call resumes from here");
   });
-  auto result = join(folder, parts.size(), out, tokenizer.size());
+  auto result = join(folder, files, parts, out, tokenizer.size());
   result.found = found;
   remove_tree(folder);
   return result;
@@ -417,6 +461,7 @@ TokenFile::TokenFile(const fs::path& path) : path_(path) {
   tokens_ = {reinterpret_cast<const int32_t*>(bytes + file.offset("tokens")),
              static_cast<size_t>(file.info("tokens").bytes()) / sizeof(int32_t)};
   ends_ = {reinterpret_cast<const int64_t*>(bytes + file.offset("ends")), static_cast<size_t>(file.info("ends").bytes()) / sizeof(int64_t)};
+  pairs_ = file.metadata().contains("pairs");
   vocabulary_ = std::strtoll(vocabulary->second.c_str(), nullptr, 10);
   checksum_ = file.checksum("tokens");
   int64_t before = 0;

@@ -13,9 +13,10 @@
 #include <vector>
 
 #include "tessera/data/tokenizer.h"
-#include "tessera/llm/chat.h"
 
 namespace tessera::llm {
+
+class ChatTemplate;  // chat.h
 
 /// A token that a model reads but does not learn to write, such as a token of a prompt, is stored as -1 - token.
 constexpr int32_t only_read(int32_t token) {
@@ -29,9 +30,9 @@ constexpr int32_t token_of(int32_t stored) {
 }
 
 struct TokenizeOptions {
-  std::optional<ChatTemplate> chat = {};  // for lines with messages
-  std::optional<int32_t> end = {};        // the token after each document, unless the template ends it with its own
-  int threads = 0;                        // 0: as many as there are cores
+  std::shared_ptr<const ChatTemplate> chat = {};  // for conversations
+  std::optional<int32_t> end = {};                // the token after each document, unless the template ends it with its own
+  int threads = 0;                                // 0: as many as there are cores
   /// Called with the number of bytes that are tokenized so far, and the number of bytes of all files. Return false to stop: finished parts
   /// stay for the next call.
   std::function<bool(uint64_t done, uint64_t all)> progress = {};
@@ -42,11 +43,15 @@ struct Tokenized {
   int64_t found = 0;  // parts that an earlier call had finished already
 };
 
-/// Returns the tokens of one line of JSON: {"text"}, {"prompt", "completion"} or {"messages": [{"role", "content"}]}. Throws UsageError for
-/// a line that is none of these.
-std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer& tokenizer, const TokenizeOptions& options);
+/// Returns the tokens of an object of JSON: of {"text"}, {"prompt", "completion"}, {"messages": [{"role", "content"}]} or another form of
+/// lines.h one document, of {"prompt", "chosen", "rejected"} two. Throws UsageError for an object that is none of these.
+std::vector<std::vector<int32_t>> tokens_of_line(std::string_view line, const data::Tokenizer& tokenizer, const TokenizeOptions& options);
+/// Calls `take` with the documents of a file of such objects, of a text or of tokens, as far as it returns true.
+void each_document(const std::filesystem::path& path, const data::Tokenizer& tokenizer, const TokenizeOptions& options,
+                   const std::function<bool(std::span<const int32_t>)>& take);
 
-/// Makes a file of tokens from files of such lines, on several threads; a file .txt or .md is one document, which is learned as a whole.
+/// Makes a file of tokens from files of such lines, or of one JSON array of them, on several threads; a file .txt or .md is one document,
+/// which is learned as a whole.
 /// Keeps finished parts in the folder `out`.parts until all are done: a second call with the same files and tokenizer resumes. Throws
 /// IoError for a line that can't be used, with the file and the line's number.
 Tokenized tokenize(std::span<const std::filesystem::path> inputs, const std::filesystem::path& out, const data::Tokenizer& tokenizer,
@@ -60,6 +65,8 @@ class TokenFile {
   const std::filesystem::path& path() const { return path_; }
   std::span<const int32_t> tokens() const { return tokens_; }  // as stored: see only_read()
   std::span<const int64_t> ends() const { return ends_; }      // the number of tokens up to the end of each document
+  /// Whether each document with an even number is chosen, and the one after it rejected, both as answers to the same prompt.
+  bool has_pairs() const { return pairs_; }
   /// One more than the largest token.
   int64_t vocabulary() const { return vocabulary_; }
   /// The checksum of the tokens; empty if another program has written the file without one.
@@ -72,6 +79,7 @@ class TokenFile {
   std::span<const int32_t> tokens_;
   std::span<const int64_t> ends_;
   int64_t vocabulary_ = 0;
+  bool pairs_ = false;
   std::string checksum_;
 };
 

@@ -11,6 +11,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/data/tokenizer_core.h"
+#include "tessera/llm/chat.h"
 #include "tessera/llm/packing.h"
 #include "tests/testing/folder.h"
 #include "tests/testing/transports.h"
@@ -35,6 +36,10 @@ data::Tokenizer tokenizer() {
   return data::Tokenizer(vocabulary);
 }
 
+std::shared_ptr<const llm::ChatTemplate> named(const char* name) {
+  return std::make_shared<llm::ChatTemplate>(llm::ChatTemplate::named(name));
+}
+
 std::string text_of(std::span<const int32_t> stored) {
   std::vector<int32_t> tokens;
   for (const auto token : stored) tokens.push_back(llm::token_of(token));
@@ -43,13 +48,13 @@ std::string text_of(std::span<const int32_t> stored) {
 
 TEST(Lines, BecomeTokensOfWhichSomeAreOnlyRead) {
   const auto tokens = [&](const std::string& line, TokenizeOptions options = {.end = kEnd}) {
-    return llm::tokens_of_line(line, tokenizer(), options);
+    return llm::tokens_of_line(line, tokenizer(), options).at(0);
   };
   EXPECT_THAT(tokens(R"({"text": "ab"})"), ElementsAre(kBegin, 'a', 'b', kEnd));
   EXPECT_THAT(tokens(R"({"text": "a"})", {}), ElementsAre(kBegin, 'a'));
   EXPECT_THAT(tokens(R"({"prompt": "a", "completion": "b"})"), ElementsAre(only_read(kBegin), only_read('a'), 'b', kEnd));
   const auto chat = tokens(R"({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]})",
-                           {.chat = llm::ChatTemplate::ChatMl, .end = kTurnEnd});
+                           {.chat = named("chatml"), .end = kTurnEnd});
   EXPECT_EQ(text_of(chat), "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n");
   std::string learned;
   for (const auto token : chat) {
@@ -61,19 +66,20 @@ TEST(Lines, BecomeTokensOfWhichSomeAreOnlyRead) {
       {"{", "it is not a JSON object"},
       {R"({"texts": "a"})", "it has texts, but neither text, nor prompt and completion, nor messages"},
       {R"({"text": 1})", "text is not a text"},
-      {R"({"conversations": [{"from": "human", "value": "a"}]})", "as ShareGPT writes"},
-      {R"({"instruction": "a", "input": "", "output": "b"})", "as Alpaca writes them"},
-      {R"({"prompt": [], "completion": []})", "its prompt is a list of messages"},
+      {R"({"conversations": [{"from": "narrator", "value": "a"}]})", "message 1 is from 'narrator'"},
+      {R"({"instruction": "a", "input": "", "output": 1})", "output is not a text"},
+      {R"({"prompt": [], "completion": "a"})", "prompt is a list of messages, but completion is not"},
+      {R"({"chosen": "a", "rejected": "b"})", "chosen and rejected, but no prompt"},
       {R"({"messages": []})", "it needs a chat template"}};
   for (const auto& [line, why] : wrong) EXPECT_THAT(message_of<UsageError>([&] { tokens(line); }), HasSubstr(why)) << line;
-  const TokenizeOptions with_chat{.chat = llm::ChatTemplate::ChatMl};
+  const TokenizeOptions with_chat{.chat = named("chatml")};
   EXPECT_THAT(message_of<UsageError>([&] { tokens(R"({"messages": [{"role": "robot", "content": ""}]})", with_chat); }),
               HasSubstr("the role 'robot'"));
   const std::pair<const char*, const char*> wrong_messages[] = {
       {R"({"content": "a"})", "message 1 has no role"},
       {R"({"role": "user"})", "message 1 has no content"},
-      {R"({"role": "user", "content": [{"type": "text", "text": "a"}]})", "message 1 has a list of parts as its content"},
-      {R"({"role": "assistant", "content": null, "tool_calls": [{}]})", "message 1 has tool_calls"},
+      {R"({"role": "user", "content": [{"type": "image"}]})", "message 1 has a part of its content that is not a text"},
+      {R"({"role": "assistant", "content": null, "tool_calls": [{}]})", "it has tool calls"},
       {R"({"role": "assistant", "content": null})", "message 1 has a content that is null, and not text"}};
   for (const auto& [message, why] : wrong_messages)
     EXPECT_THAT(message_of<UsageError>([&] { tokens(std::string(R"({"messages": [)") + message + "]}", with_chat); }), HasSubstr(why));
@@ -81,28 +87,39 @@ TEST(Lines, BecomeTokensOfWhichSomeAreOnlyRead) {
               HasSubstr("nothing to learn"));
 }
 
-TEST(Chat, IsWrittenByItsTemplate) {
-  const std::vector<llm::Message> messages = {{"system", " s "}, {"user", "u"}, {"assistant", " a\n"}};
-  const auto whole = [&](const char* name, std::span<const llm::Message> given) {
+TEST(Lines, HoldTheUsualFormsOfChats) {
+  const auto learned = [&](const std::string& line, const char* name = "chatml", size_t document = 0) {
     std::string text;
-    for (const auto& segment : llm::render(llm::chat_template_named(name), given))
-      text += segment.trained ? "[" + segment.text + "]" : segment.text;
+    for (const auto token : llm::tokens_of_line(line, tokenizer(), {.chat = named(name), .end = kEnd}).at(document)) {
+      const auto letter = tokenizer().decode(std::vector{llm::token_of(token)}, data::Tokenizer::Special::Shown);
+      text += llm::is_only_read(token) ? letter : "[" + letter + "]";
+    }
     return text;
   };
-  EXPECT_EQ(whole("chatml", messages),
-            "<|im_start|>system\n s <|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n[ a\n<|im_end|>]\n");
-  EXPECT_EQ(
-      whole("llama3", messages),
-      "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nu<|eot_id|>"
-      "<|start_header_id|>assistant<|end_header_id|>\n\n[a<|eot_id|>]");
-  const std::vector<llm::Message> blank = {{"user", "\u3000\u00A0\x0B u\u2003\x1C"}, {"assistant", "\u3000"}};
-  EXPECT_THAT(whole("llama3", blank), AllOf(HasSubstr("\n\nu<|eot_id|>"), HasSubstr("\n\n[<|eot_id|>]")));
-  EXPECT_THAT(whole("alpaca", std::span(messages).subspan(1)),
-              HasSubstr("completes the request.\n\n### Instruction:\nu\n\n### Response:\n[ a\n]"));
-  EXPECT_EQ(llm::prompt_of(llm::ChatTemplate::ChatMl, std::span(messages).first(2)),
-            "<|im_start|>system\n s <|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n");
-  EXPECT_THAT(message_of<ConfigError>([] { llm::chat_template_named("jinja"); }),
-              HasSubstr("there is no chat template 'jinja'; choose one of chatml, llama3, alpaca"));
+  const std::string start = "<|im_start|>", end = "<|im_end|>\n";
+  const auto whole = start + "user\nq" + end + start + "assistant\n[a][<|im_end|>]\n";
+  for (const auto* line : {R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})",
+                           R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}, {"role": "assistant", "content": "a"}]})",
+                           R"({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]})",
+                           R"({"conversations": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})",
+                           R"({"instruction": "q", "input": "", "output": "a"})",
+                           R"({"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "a"}]})"})
+    EXPECT_EQ(learned(line), whole) << line;
+  EXPECT_EQ(learned(R"({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": "s"})"),
+            start + "system\ns" + end + whole);
+  EXPECT_THAT(learned(R"({"instruction": "q", "input": "i", "output": "a"})"), HasSubstr("user\nq\ni<|im_end|>"));
+  EXPECT_THAT(learned(R"({"instruction": "q", "input": "i", "output": "a"})", "alpaca"),
+              AllOf(HasSubstr("further context."), HasSubstr("### Instruction:\nq\n\n### Input:\ni\n\n### Response:\n[a][</s>]")));
+  // Only the completion is learned, and of a pair what comes after the prompt.
+  const std::string turns = R"({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "r"})";
+  EXPECT_EQ(learned(R"({"prompt": [)" + turns + R"(], "completion": [{"role": "assistant", "content": "b"}]})"),
+            start + "user\nq" + end + start + "assistant\na" + end + start + "user\nr" + end + start + "assistant\n[b][<|im_end|>]\n");
+  for (const auto& pair : {R"({"prompt": "p", "chosen": "c", "rejected": "d"})", R"({"prompt": "", "chosen": "c", "rejected": "d"})"})
+    EXPECT_THAT(learned(pair, "chatml", 1), HasSubstr("[d][</s>]"));
+  const auto implicit = R"({"chosen": [)" + turns + R"(, {"role": "assistant", "content": "c"}], "rejected": [)" + turns +
+                        R"(, {"role": "assistant", "content": "d"}]})";
+  EXPECT_THAT(learned(implicit, "chatml", 0), AllOf(HasSubstr("[c][<|im_end|>]"), HasSubstr("assistant\na<|im_end|>")));
+  EXPECT_THAT(learned(implicit, "chatml", 1), HasSubstr("[d][<|im_end|>]"));
 }
 
 /// Returns lines of varying lengths, some of them empty, and the last one without a newline.
@@ -164,7 +181,7 @@ TEST(TokenFiles, LoseNothing) {
   EXPECT_THAT(message_of<UsageError>([&] { llm::tokenize(inputs, folder / "notes", tokenizer()); }),
               HasSubstr("notes is there already, and is not a file of tokens"));
   EXPECT_EQ(read_file(folder / "notes"), "mine");
-  EXPECT_THAT(message_of<ConfigError>([&] { llm::tokenize(inputs, folder / "x", tokenizer(), {.chat = llm::ChatTemplate::Llama3}); }),
+  EXPECT_THAT(message_of<ConfigError>([&] { llm::tokenize(inputs, folder / "x", tokenizer(), {.chat = named("llama3")}); }),
               HasSubstr("the tokenizer has no token <|begin_of_text|>"));
   // Parts that were made with another tokenizer are not used.
   int calls = 0;
@@ -173,6 +190,30 @@ TEST(TokenFiles, LoseNothing) {
   data::BpeVocabulary other = tokenizer().vocabulary();
   other.pre = "smollm";
   EXPECT_EQ(llm::tokenize(inputs, folder / "y", data::Tokenizer(other)).found, 0);
+}
+
+TEST(TokenFiles, HaveArraysAndPairs) {
+  const Folder folder;
+  const auto made = [&](const char* name, const std::string& text) {
+    write_file(folder / name, text);
+    const std::vector<std::filesystem::path> inputs = {folder / name};
+    llm::tokenize(inputs, folder / "t", tokenizer());
+    return llm::TokenFile(folder / "t");
+  };
+  const auto array = made("a.json", "[\n {\"text\": \"a]\\\"\"},\n {\"text\": \"b\"}\n]");
+  EXPECT_EQ(text_of(array.tokens()), "<s>a]\"<s>b");
+  EXPECT_FALSE(array.has_pairs());
+  EXPECT_THAT(message_of<IoError>([&] { made("b.json", "[{\"text\": \"a\"},\n{\"texts\": 1}]"); }), HasSubstr("b.json:2: it has texts"));
+  const std::string pair = R"({"prompt": "p", "chosen": "c", "rejected": "d"})", single = R"({"text": "a"})";
+  const auto pairs = made("c.jsonl", pair + "\n" + pair);
+  EXPECT_TRUE(pairs.has_pairs());
+  EXPECT_EQ(text_of(pairs.tokens()), "<s>pc<s>pd<s>pc<s>pd");
+  EXPECT_THAT(message_of<IoError>([&] { made("d.jsonl", pair + "\n\n" + single); }), HasSubstr("d.jsonl:3: it has no chosen and rejected"));
+  EXPECT_THAT(message_of<IoError>([&] { made("e.jsonl", single + "\n" + pair); }), HasSubstr("e.jsonl:2: it has chosen and rejected"));
+  EXPECT_THAT(message_of<UsageError>([&] { made("f.parquet", "PAR1"); }), HasSubstr("f.jsonl', orient='records', lines=True)"));
+  int seen = 0;
+  llm::each_document(folder / "c.jsonl", tokenizer(), {}, [&](auto) { return ++seen < 3; });
+  EXPECT_EQ(seen, 3);
 }
 
 TEST(TokenFiles, HaveATextAsOneDocument) {
@@ -258,14 +299,15 @@ TEST(PackedRows, HaveDocumentsAndTheirPlaces) {
   expect_row(rows.inputs[2][1], {0, 1, 2, 0, 1, 2, 0, 1});
 
   const llm::PackedRows whole(file, 8, llm::Packing::Whole);
-  ASSERT_EQ(whole.size(), 4);  // the third is longer than a row
-  const std::vector<int64_t> first = {0, 2, 3};
-  const auto apart = whole(first);
-  expect_row(apart.inputs[0][0], {kBegin, 'a', 'b', 'c', kEnd, 0, 0, 0});
-  expect_row(apart.targets[0], {'a', 'b', 'c', kEnd, -100, -100, -100, -100});
-  expect_row(apart.inputs[1][0], {kBegin, 'g', 'h', 'i', 'j', 'k', 'l', 'm'});
-  expect_row(apart.targets[1], {'g', 'h', 'i', 'j', 'k', 'l', 'm', kEnd});
-  expect_row(apart.inputs[2][0], {kEnd, kBegin, 'n', kEnd, 0, 0, 0, 0});
+  ASSERT_EQ(whole.size(), 3);  // the third is longer than a row
+  const auto apart = whole(all);
+  expect_row(apart.inputs[0][0], {kBegin, 'g', 'h', 'i', 'j', 'k', 'l', 'm'});  // full first
+  expect_row(apart.targets[0], {'g', 'h', 'i', 'j', 'k', 'l', 'm', kEnd});
+  expect_row(apart.inputs[1][0], {kBegin, 'd', 'e', 'f', kEnd, kBegin, 'n', kEnd});
+  expect_row(apart.targets[1], {-100, -100, 'f', kEnd, -100, 'n', kEnd, -100});
+  expect_row(apart.inputs[2][0], {kBegin, 'a', 'b', 'c', kEnd, kEnd, 0, 0});  // with the end of the third document
+  expect_row(apart.inputs[2][1], {0, 1, 2, 3, 4, 0, 0, 1});
+  expect_row(apart.targets[2], {'a', 'b', 'c', kEnd, -100, -100, -100, -100});
   EXPECT_THAT(message_of<ConfigError>([&] { llm::expect_vocabulary(file, 100); }),
               HasSubstr("a vocabulary of 260, but the model knows only 100"));
   EXPECT_THAT(message_of<UsageError>([&] { llm::PackedRows(file, 1); }), HasSubstr("rows of 1 tokens"));

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/nn/init.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "tessera/base/error.h"
@@ -92,12 +93,19 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& states, const std::shar
   if (auto* cache = pass->cache) {
     auto& kept = cache->layers_[static_cast<size_t>(layer)];
     const auto append = [&](at::Tensor& all, at::Tensor& added) {
-      if (!all.defined()) all = at::zeros({added.size(0), added.size(1), cache->longest_, added.size(3)}, added.options());
+      const auto before = cache->length_, room = all.defined() ? all.size(2) : 0, needed = before + added.size(2);
+      if (needed > room) {
+        // Doubles the room, so that few copies are made. Devices that compile steps have all of it from the beginning.
+        const auto grown = pass->places.defined() ? cache->longest_ : std::min(cache->longest_, std::max(needed, 2 * room));
+        const auto larger = at::zeros({added.size(0), added.size(1), grown, added.size(3)}, added.options());
+        if (before > 0) larger.narrow(2, 0, before).copy_(all.narrow(2, 0, before));
+        all = larger;
+      }
       if (pass->places.defined()) {
         added = all.index_copy_(2, pass->places, added);
       } else {
-        all.narrow(2, cache->length_, added.size(2)).copy_(added);
-        added = all.narrow(2, 0, cache->length_ + added.size(2));
+        all.narrow(2, before, added.size(2)).copy_(added);
+        added = all.narrow(2, 0, needed);
       }
     };
     append(kept.keys, keys);

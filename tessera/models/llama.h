@@ -8,6 +8,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,12 +29,14 @@ class LlamaCache {
 
   int64_t length() const { return length_; }
   int64_t longest() const { return longest_; }
+  /// Forgets all tokens but the first `length`.
+  void keep(int64_t length) { length_ = std::min(length_, length); }
 
  private:
   friend struct LlamaAttentionImpl;
   friend struct LlamaModelImpl;
   struct Layer {
-    at::Tensor keys, values;  // {batch, heads, longest, size}
+    at::Tensor keys, values;  // {batch, heads, room, size}; the room grows up to `longest`
   };
   int64_t longest_, length_ = 0;
   std::vector<Layer> layers_ = {};

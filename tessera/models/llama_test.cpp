@@ -126,13 +126,33 @@ TEST(Generate, EndsRowsAtTheirEnd) {
   const auto greedy = models::generate(*model, prompt, {.most = 6});
   std::vector<int64_t> heard;
   const auto end = greedy[0][5].item<int64_t>();
-  const auto ended = models::generate(*model, prompt, {.most = 6, .ends = {end}, .listen = [&](int64_t token) { heard.push_back(token); }});
+  const auto ended = models::generate(*model, prompt, {.most = 6, .ends = {end}, .listen = [&](int64_t token) { heard.push_back(token); return true; }});
   EXPECT_LE(ended.size(1), 6);
   EXPECT_EQ(heard.back(), end);
   EXPECT_EQ(std::ssize(heard), ended.size(1) - 4);
   EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, prompt, {.most = 29}); }),
               HasSubstr("4 tokens and 29 new ones are more than"));
   EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, prompt, {.top_p = 0}); }), HasSubstr("top_p is 0"));
+}
+
+TEST(Generate, ContinuesWithACacheOfTheCaller) {
+  for (const bool sliding : {false, true}) {
+    auto model = seeded(small(sliding));
+    const auto prompt = text(9).unsqueeze(0);
+    const auto whole = models::generate(*model, prompt, {.most = 12, .repetition_penalty = 1.3});
+    models::LlamaCache cache(21);
+    models::generate(*model, prompt.narrow(1, 0, 3), {.most = 8, .cache = &cache});  // another text, of which three tokens are kept
+    EXPECT_EQ(cache.length(), 10);
+    cache.keep(3);
+    int64_t heard = 0;
+    const auto begun = models::generate(*model, prompt, {.most = 12, .repetition_penalty = 1.3, .listen = [&](int64_t) { return ++heard < 4; }, .cache = &cache});
+    EXPECT_TRUE(at::equal(begun, whole.narrow(1, 0, 13)));
+    EXPECT_EQ(cache.length(), 12);
+    EXPECT_TRUE(at::equal(models::generate(*model, begun, {.most = 8, .repetition_penalty = 1.3, .cache = &cache}), whole));
+    EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, prompt, {.cache = &cache}); }), HasSubstr("the cache holds 20 tokens of a text of 9"));
+  }
+  auto model = seeded(small());
+  EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, text(4).unsqueeze(0), {.min_p = 2}); }), HasSubstr("min_p 2"));
 }
 
 TEST(LlamaConfig, SurvivesItsFile) {

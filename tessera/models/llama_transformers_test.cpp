@@ -56,6 +56,28 @@ TEST(LlamaTransformers, ScoresGradientsAndTextsAreTheirs) {
   });
 }
 
+TEST(Generate, DrawsByTheProbabilitiesOfTransformers) {
+  const Folder folder;
+  const auto file = folder / "sampling.safetensors";
+  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/sampling.py", file});
+  if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no package transformers";
+  ASSERT_EQ(written.status, 0) << written.output;
+  const checkpoint::SafetensorsFile expected(file);
+  const auto scores = expected.read("scores"), texts = expected.read("texts"), settings = expected.read("settings");
+  const auto probabilities = expected.read("probabilities");
+  for (int64_t i = 0; i < scores.size(0); i++) {
+    const auto value = [&](int64_t j) { return settings[i][j].item<double>(); };
+    const auto ours = models::probabilities_of(scores[i], texts[i],
+                                               {.temperature = value(0),
+                                                .top_k = static_cast<int64_t>(value(1)),
+                                                .top_p = value(2),
+                                                .min_p = value(3),
+                                                .repetition_penalty = value(4)});
+    EXPECT_TRUE(at::equal(ours > 0, probabilities[i] > 0)) << settings[i];
+    EXPECT_LT((ours - probabilities[i]).abs().max().item<double>(), 1e-6) << settings[i];
+  }
+}
+
 TEST(LlamaTransformers, StepsAreThoseOfFsdp2) {
   const Folder folder;
   const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/llama_files.py", "steps", folder.path()});

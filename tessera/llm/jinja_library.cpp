@@ -1,0 +1,312 @@
+// The functions, filters, tests and methods of chat templates.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
+#include "tessera/data/unicode.h"
+#include "tessera/llm/jinja_values.h"
+
+namespace tessera::llm::jinja {
+namespace {
+
+constexpr std::string_view kTextMethods =
+    " capitalize count endswith find isdigit join lower lstrip replace rsplit rstrip split splitlines startswith strip title upper ";
+constexpr std::string_view kDictMethods = " copy get items keys values ";
+constexpr int64_t kLongestRange = 100'000;  // as in Jinja's sandbox
+
+bool is_listed(std::string_view words, std::string_view word) {
+  return words.find(fmt::format(" {} ", word)) != std::string::npos;
+}
+
+std::string in_lower(const std::string& text) {
+  return data::to_utf8(data::in_lower_case(data::characters_of(text)));
+}
+
+/// Begins words with a capital: the first one, or all.
+std::string capitalized(const std::string& text, bool all) {
+  auto out = in_lower(text);
+  for (size_t i = 0; i < out.size(); i++) {
+    const bool begins = i == 0 || (all && std::isalpha(static_cast<unsigned char>(out[i - 1])) == 0);
+    if (begins) out[i] = upper(out.substr(i, 1))[0];
+  }
+  return out;
+}
+
+Value at_path(Value value, const Value& path) {
+  if (path.is_undefined() || path.is_none()) return value;
+  if (path.text() == nullptr) return item_of(value, path);
+  for (auto rest = *path.text(); !rest.empty();) {
+    const auto dot = std::min(rest.find('.'), rest.size());
+    value = item_of(value, rest.substr(0, dot));
+    rest = rest.substr(std::min(dot + 1, rest.size()));
+  }
+  return value;
+}
+
+Value pairs_of(const Value& value) {
+  if (value.is_undefined()) return List();
+  if (value.dict() == nullptr) throw UsageError("{} has no keys and values", kind_of(value));
+  List pairs;
+  for (const auto& [key, item] : *value.dict()) pairs.push_back(List{key, item});
+  return pairs;
+}
+
+Value number_from(const Value& value, bool whole) {
+  auto known = number(value);
+  if (const auto* text = value.text()) {
+    const auto bare = stripped(*text, Sides::Both);
+    if (const auto exact = number_of<int64_t>(bare); exact && whole) return *exact;
+    known = number_of<double>(bare);
+  }
+  if (!known || !std::isfinite(*known)) return Undefined{"number"};
+  return whole ? Value(static_cast<int64_t>(*known)) : Value(*known);
+}
+
+std::string joined(const List& items, const std::string& between, const Value& path) {
+  std::string out;
+  for (size_t i = 0; i < items.size(); i++) out += (i > 0 ? between : "") + text_of(at_path(items[i], path));
+  return out;
+}
+
+List split(std::string_view text, const Value& separator, int64_t times) {
+  List parts;
+  const bool blanks = separator.text() == nullptr;
+  if (!blanks && separator.text()->empty()) throw UsageError("split() gets an empty separator");
+  for (;; times--) {
+    if (blanks) text = stripped(text, Sides::Left);
+    if (blanks && text.empty()) return parts;
+    size_t end = blanks ? 0 : text.find(*separator.text());
+    while (blanks && end < text.size() && !stripped(text.substr(end, data::length_of_first(text.substr(end))), Sides::Left).empty())
+      end += data::length_of_first(text.substr(end));
+    if (times == 0 || end >= text.size()) {
+      parts.emplace_back(std::string(text));
+      return parts;
+    }
+    parts.emplace_back(std::string(text.substr(0, end)));
+    text.remove_prefix(end + (blanks ? 0 : separator.text()->size()));
+  }
+}
+
+List split_from_right(std::string_view text, const std::string& separator, int64_t times) {
+  List parts;
+  for (size_t at = 0; times-- != 0 && (at = text.rfind(separator)) != std::string::npos; text = text.substr(0, at))
+    parts.emplace(parts.begin(), std::string(text.substr(at + separator.size())));
+  parts.emplace(parts.begin(), std::string(text));
+  return parts;
+}
+
+std::string indented(const std::string& text, const Arguments& arguments) {
+  const auto width = arguments.at(0, "width");
+  const auto indent = width.text() != nullptr ? *width.text() : std::string(static_cast<size_t>(arguments.integer_at(0, "width", 4)), ' ');
+  std::string out = truth(arguments.at(1, "first")) ? indent : "";
+  const auto lines = lines_of(text + "\n");
+  for (size_t i = 0; i < lines.size(); i++) {
+    const auto& line = *lines[i].text();
+    out += (i == 0 ? "" : "\n" + (line.empty() && !truth(arguments.at(2, "blank")) ? "" : indent)) + line;
+  }
+  return out;
+}
+
+/// Sorts, or leaves only the first of the same values.
+List ordered(List items, const Arguments& arguments, const Value& path, bool distinct) {
+  const auto key = [&](const Value& item) {
+    auto value = at_path(item, path);
+    return value.text() != nullptr && !truth(arguments.at(distinct ? 0 : 1, "case_sensitive")) ? Value(in_lower(*value.text())) : value;
+  };
+  if (!distinct) {
+    const bool down = truth(arguments.at(0, "reverse"));
+    std::ranges::stable_sort(items, [&](const Value& a, const Value& b) { return down ? less(key(b), key(a)) : less(key(a), key(b)); });
+    return items;
+  }
+  List found;
+  for (const auto& item : items) {
+    if (std::ranges::none_of(found, [&](const Value& other) { return same(key(item), key(other)); })) found.push_back(item);
+  }
+  return found;
+}
+
+/// map, select, reject, selectattr, rejectattr: the first values of `arguments` are an attribute, or the name of a filter or test.
+List each(std::string_view name, const Value& value, Arguments arguments) {
+  const auto attribute = arguments.at(0, "attribute"), otherwise = arguments.at(9, "default");
+  const bool maps = name == "map", by_attribute = name.ends_with("attr") || (maps && arguments.values.empty());
+  auto& rest = arguments.values;
+  if (by_attribute && !rest.empty()) rest.erase(rest.begin());
+  const auto function = rest.empty() ? std::string() : text_of(rest.front());
+  if (!rest.empty()) rest.erase(rest.begin());
+  List out;
+  if (value.is_none()) return out;
+  for (const auto& item : items_of(value)) {
+    auto given = by_attribute ? at_path(item, attribute) : item;
+    if (given.is_undefined() && maps && by_attribute && !otherwise.is_undefined()) given = otherwise;
+    if (maps) {
+      out.push_back(by_attribute ? given : filtered(function, given, arguments));
+    } else if ((function.empty() ? truth(given) : tested(function, given, arguments)) != name.starts_with("reject")) {
+      out.push_back(item);
+    }
+  }
+  return out;
+}
+
+Value text_method(const std::string& text, std::string_view name, const Arguments& arguments) {
+  const auto first = arguments.at(0, "first");
+  if (name.ends_with("strip"))
+    return std::string(stripped(text, name[0] == 'l' ? Sides::Left : name[0] == 'r' ? Sides::Right : Sides::Both, first.text()));
+  if (name == "split") return split(text, arguments.at(0, "sep"), arguments.integer_at(1, "maxsplit", -1));
+  if (name == "rsplit") return split_from_right(text, arguments.text_at(0, "sep"), arguments.integer_at(1, "maxsplit", -1));
+  if (name == "startswith") return text.starts_with(arguments.text_at(0, "prefix"));
+  if (name == "endswith") return text.ends_with(arguments.text_at(0, "suffix"));
+  if (name == "find") {
+    const auto at = text.find(arguments.text_at(0, "sub"));
+    return at == std::string::npos ? int64_t{-1} : std::ssize(data::characters_of(text.substr(0, at)));
+  }
+  if (name == "count") return std::ssize(split(text, first, -1)) - 1;
+  if (name == "isdigit") return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+  if (name == "join") return joined(items_of(first), text, Undefined{});
+  if (name == "splitlines") return lines_of(text);
+  return filtered(name, text, arguments);
+}
+
+Value dict_method(const Value& dict, std::string_view name, const Arguments& arguments) {
+  if (name == "copy") return dict;
+  if (name == "items") return pairs_of(dict);
+  if (name == "keys") return items_of(dict);
+  if (name == "get") {
+    const auto* found = find(*dict.dict(), text_of(arguments.at(0, "key")));
+    const auto otherwise = arguments.at(1, "default");
+    return found != nullptr ? *found : otherwise.is_undefined() ? Value(nullptr) : otherwise;
+  }
+  List values;
+  for (const auto& item : *dict.dict()) values.push_back(item.second);
+  return values;
+}
+
+}  // namespace
+
+Value filtered(std::string_view name, const Value& value, const Arguments& arguments) {
+  const auto first = arguments.at(0, "first");
+  if (name == "tojson") return json_of(value, arguments);
+  if (name == "default" || name == "d") {
+    const auto otherwise = arguments.at(0, "default_value");
+    if (!value.is_undefined() && (truth(value) || !truth(arguments.at(1, "boolean")))) return value;
+    return otherwise.is_undefined() ? Value("") : otherwise;
+  }
+  if (name == "trim") return std::string(stripped(text_of(value), Sides::Both, first.text()));
+  if (name == "length" || name == "count") return length_of(value);
+  if (name == "string" || name == "safe") return text_of(value);
+  if (name == "upper") return upper(text_of(value));
+  if (name == "lower") return in_lower(text_of(value));
+  if (name == "capitalize" || name == "title") return capitalized(text_of(value), name == "title");
+  if (name == "replace") return replaced(text_of(value), arguments.text_at(0, "old"), arguments.text_at(1, "new"), arguments.integer_at(2, "count", -1));
+  if (name == "indent") return indented(text_of(value), arguments);
+  if (name == "int" || name == "float") {
+    const auto made = number_from(value, name == "int");
+    if (!made.is_undefined()) return made;
+    return !first.is_undefined() ? first : name == "int" ? Value(int64_t{0}) : Value(0.0);
+  }
+  if (name == "abs" || name == "round") {
+    const auto known = number(value);
+    if (!known) throw UsageError("{}() gets {}", name, kind_of(value));
+    if (name == "abs") return *known < 0 ? arithmetic("-", int64_t{0}, value) : value;
+    const auto scale = std::pow(10.0, arguments.integer_at(0, "precision", 0));
+    return std::nearbyint(*known * scale) / scale;
+  }
+  if (name == "items") return pairs_of(value);
+  if (name == "dictsort") return ordered(*pairs_of(value).list(), {}, int64_t{0}, false);
+  if (name == "sort") return ordered(items_of(value), arguments, arguments.at(2, "attribute"), false);
+  if (name == "unique") return ordered(items_of(value), arguments, arguments.at(1, "attribute"), true);
+  if (name == "join") return joined(items_of(value), text_of(arguments.at(0, "d")), arguments.at(1, "attribute"));
+  if (name == "map" || name.starts_with("select") || name.starts_with("reject")) return each(name, value, arguments);
+  if (name == "reverse") return slice_of(value.text() != nullptr ? value : Value(items_of(value)), nullptr, nullptr, int64_t{-1});
+  auto items = items_of(value);
+  if (name == "list") return items;
+  if (name == "sum") {
+    Value sum = arguments.at(1, "start").is_undefined() ? Value(int64_t{0}) : arguments.at(1, "start");
+    for (const auto& item : items) sum = arithmetic("+", sum, at_path(item, arguments.at(0, "attribute")));
+    return sum;
+  }
+  if (name != "first" && name != "last" && name != "min" && name != "max") throw UsageError("the filter '{}' is not supported", name);
+  if (items.empty()) return Undefined{std::string(name)};
+  if (name == "first" || name == "last") return name == "first" ? items.front() : items.back();
+  items = ordered(items, {}, arguments.at(1, "attribute"), false);
+  return name == "min" ? items.front() : items.back();
+}
+
+bool tested(std::string_view name, const Value& value, const Arguments& arguments) {
+  const auto other = arguments.at(0, "other");
+  const auto* whole = value.as<int64_t>();
+  if (name == "defined" || name == "undefined") return value.is_undefined() == (name == "undefined");
+  if (name == "none") return value.is_none();
+  if (name == "string") return value.text() != nullptr;
+  if (name == "mapping") return value.dict() != nullptr;
+  if (name == "iterable" || name == "sequence")
+    return value.is_undefined() || value.text() != nullptr || value.list() != nullptr || value.dict() != nullptr;
+  if (name == "number") return number(value).has_value();
+  if (name == "integer") return whole != nullptr;
+  if (name == "float") return value.as<double>() != nullptr;
+  if (name == "callable") return value.as<std::shared_ptr<const Function>>() != nullptr;
+  if (name == "in") return contains(other, value);
+  if (name == "eq" || name == "equalto" || name == "sameas") return same(value, other);
+  if (name == "ne") return !same(value, other);
+  if (name == "lt" || name == "lessthan") return less(value, other);
+  if (name == "gt" || name == "greaterthan") return less(other, value);
+  if (name == "le") return !less(other, value);
+  if (name == "ge") return !less(value, other);
+  if (name == "lower") return in_lower(text_of(value)) == text_of(value);
+  if (name == "upper") return upper(text_of(value)) == text_of(value);
+  const auto* flag = value.as<bool>();
+  if (name == "boolean") return flag != nullptr;
+  if (name == "true" || name == "false") return flag != nullptr && *flag == (name == "true");
+  if (name != "even" && name != "odd" && name != "divisibleby") throw UsageError("the test '{}' is not supported", name);
+  const auto by = name == "divisibleby" ? other : Value(int64_t{2});
+  return same(arithmetic("%", value, by), int64_t{name == "odd" ? 1 : 0});
+}
+
+Value method_of(const Value& value, const std::string& name) {
+  if (value.text() != nullptr && is_listed(kTextMethods, name))
+    return Function([text = *value.text(), name](const Arguments& arguments) { return text_method(text, name, arguments); });
+  if (value.dict() != nullptr && is_listed(kDictMethods, name))
+    return Function([value, name](const Arguments& arguments) { return dict_method(value, name, arguments); });
+  return Undefined{name};
+}
+
+Value attribute_of(const Value& value, const std::string& name) {
+  if (const auto* space = value.as<std::shared_ptr<Namespace>>()) {
+    const auto* found = find((*space)->members, name);
+    return found == nullptr ? Undefined{name} : *found;
+  }
+  auto method = method_of(value, name);
+  return method.is_undefined() ? item_of(value, name) : method;
+}
+
+Dict global_functions() {
+  const auto dict = [](const Arguments& arguments) {
+    auto made = arguments.values.empty() || arguments.values.front().dict() == nullptr ? Dict() : *arguments.values.front().dict();
+    for (const auto& [name, value] : arguments.named) put(made, name, value);
+    return made;
+  };
+  return {{"namespace", Function([dict](const Arguments& arguments) { return std::make_shared<Namespace>(dict(arguments)); })},
+          {"dict", Function(dict)},
+          {"range", Function([](const Arguments& arguments) {
+             const bool one = arguments.values.size() == 1;
+             const auto begin = one ? 0 : arguments.integer_at(0, "start", 0), end = arguments.integer_at(one ? 0 : 1, "stop", 0);
+             const auto step = arguments.integer_at(2, "step", 1);
+             if (step == 0 || (end - begin) / step > kLongestRange) throw UsageError("range() is too long");
+             List list;
+             for (auto i = begin; step < 0 ? i > end : i < end; i += step) list.emplace_back(i);
+             return list;
+           })},
+          {"raise_exception", Function([](const Arguments& arguments) -> Value { throw UsageError("{}", text_of(arguments.at(0, "message"))); })},
+          {"strftime_now", Function([](const Arguments& arguments) {
+             const auto now = std::time(nullptr);
+             std::tm local{};
+             ::localtime_r(&now, &local);
+             char text[256];
+             return std::string(text, std::strftime(text, sizeof text, arguments.text_at(0, "format").c_str(), &local));
+           })}};
+}
+
+}  // namespace tessera::llm::jinja

@@ -1,0 +1,354 @@
+#include "tessera/llm/jinja_values.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/data/unicode.h"
+
+namespace tessera::llm::jinja {
+namespace {
+
+using Json = nlohmann::ordered_json;
+constexpr int kDeepest = 200;
+
+bool is_blank(char32_t character) {
+  return data::is_white(character) || (character >= 0x1C && character <= 0x1F);
+}
+
+std::string decimal(double value) {
+  auto text = fmt::format("{}", value);
+  return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
+}
+
+std::string repr_of_text(const std::string& text) {
+  const char quote = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
+  std::string out(1, quote);
+  for (const auto character : data::characters_of(text)) {
+    if (character == U'\n' || character == U'\r' || character == U'\t') {
+      out += character == U'\n' ? "\\n" : character == U'\r' ? "\\r" : "\\t";
+    } else if (character == U'\\' || character == static_cast<char32_t>(quote)) {
+      out += {'\\', static_cast<char>(character)};
+    } else if (character == U' ' || !(data::is_control(character) || data::is_space(character))) {
+      out += data::to_utf8({&character, 1});
+    } else {
+      const auto code = static_cast<uint32_t>(character);
+      out += code < 0x100 ? fmt::format("\\x{:02x}", code) : code < 0x10000 ? fmt::format("\\u{:04x}", code) : fmt::format("\\U{:08x}", code);
+    }
+  }
+  return out + quote;
+}
+
+std::string repr_of(const Value& value) {
+  if (const auto* text = value.text()) return repr_of_text(*text);
+  std::string out;
+  if (const auto* list = value.list()) {
+    for (const auto& item : *list) out += (out.empty() ? "" : ", ") + repr_of(item);
+    return "[" + out + "]";
+  }
+  if (const auto* dict = value.dict()) {
+    for (const auto& [key, item] : *dict) out += (out.empty() ? "" : ", ") + repr_of_text(key) + ": " + repr_of(item);
+    return "{" + out + "}";
+  }
+  return value.is_undefined() ? "Undefined" : text_of(value);
+}
+
+Value value_at(const Json& json, int depth) {
+  if (depth > kDeepest) throw UsageError("it has lists in lists, more than {} deep", kDeepest);
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number_integer()) return json.get<int64_t>();
+  if (json.is_number_float()) return json.get<double>();
+  if (json.is_string()) return json.get_ref<const std::string&>();
+  if (json.is_array()) {
+    List list;
+    for (const auto& item : json) list.push_back(value_at(item, depth + 1));
+    return list;
+  }
+  if (!json.is_object()) return nullptr;
+  Dict dict;
+  for (const auto& [key, item] : json.items()) dict.emplace_back(key, value_at(item, depth + 1));
+  return dict;
+}
+
+/// How json.dumps of Python writes.
+struct Writer {
+  std::string indent, comma, colon;
+  bool ascii = false, sorted = false;
+
+  std::string line(int depth) const {
+    std::string text = indent.empty() ? "" : "\n";
+    for (int i = 0; !indent.empty() && i < depth; i++) text += indent;
+    return text;
+  }
+  std::string text(const std::string& text) const { return Json(text).dump(-1, ' ', ascii); }
+  std::string write(const Value& value, int depth) const {
+    std::string out;
+    if (const auto* given = value.text()) return text(*given);
+    if (value.is_none()) return "null";
+    if (const auto* flag = value.as<bool>()) return *flag ? "true" : "false";
+    if (number(value)) return text_of(value);
+    if (const auto* list = value.list()) {
+      for (const auto& item : *list) out += (out.empty() ? "" : comma) + line(depth + 1) + write(item, depth + 1);
+      return "[" + (out.empty() ? "" : out + line(depth)) + "]";
+    }
+    const auto* dict = value.dict();
+    if (dict == nullptr) throw UsageError("tojson can't write {}", kind_of(value));
+    auto items = *dict;
+    if (sorted) std::ranges::sort(items, {}, &Dict::value_type::first);
+    for (const auto& [key, item] : items)
+      out += (out.empty() ? "" : comma) + line(depth + 1) + text(key) + colon + write(item, depth + 1);
+    return "{" + (out.empty() ? "" : out + line(depth)) + "}";
+  }
+};
+
+template <class Items>
+Items picked(const Items& items, const Value& begin, const Value& end, const Value& step) {
+  const auto size = std::ssize(items);
+  const auto by = step.as<int64_t>() != nullptr ? *step.as<int64_t>() : 1;
+  if (by == 0) throw UsageError("a slice has the step 0");
+  const auto place = [&](const Value& given, int64_t otherwise) {
+    const auto* at = given.as<int64_t>();
+    if (at == nullptr) return otherwise;
+    return std::clamp(*at < 0 ? *at + size : *at, by < 0 ? int64_t{-1} : 0, by < 0 ? size - 1 : size);
+  };
+  const auto first = place(begin, by < 0 ? size - 1 : 0), last = place(end, by < 0 ? -1 : size);
+  Items out;
+  for (auto i = first; by < 0 ? i > last : i < last; i += by) out.push_back(items[static_cast<size_t>(i)]);
+  return out;
+}
+
+}  // namespace
+
+Value::Value(List list) : AnyValue(std::make_shared<const List>(std::move(list))) {}
+Value::Value(Dict dict) : AnyValue(std::make_shared<const Dict>(std::move(dict))) {}
+Value::Value(Function function) : AnyValue(std::make_shared<const Function>(std::move(function))) {}
+
+const List* Value::list() const {
+  const auto* found = as<std::shared_ptr<const List>>();
+  return found == nullptr ? nullptr : found->get();
+}
+const Dict* Value::dict() const {
+  const auto* found = as<std::shared_ptr<const Dict>>();
+  return found == nullptr ? nullptr : found->get();
+}
+
+Value Arguments::at(size_t place, std::string_view name) const {
+  if (place < values.size()) return values[place];
+  const auto* found = find(named, name);
+  return found == nullptr ? Undefined{std::string(name)} : *found;
+}
+int64_t Arguments::integer_at(size_t place, std::string_view name, int64_t otherwise) const {
+  const auto value = at(place, name);
+  return value.as<int64_t>() != nullptr ? *value.as<int64_t>() : otherwise;
+}
+const std::string& Arguments::text_at(size_t place, std::string_view name) const {
+  const auto* found = place < values.size() ? &values[place] : find(named, name);
+  if (found == nullptr || found->text() == nullptr) throw UsageError("the argument '{}' must be a text", name);
+  return *found->text();
+}
+
+Value value_of(const Json& json) {
+  return value_at(json, 0);
+}
+
+const Value* find(const Dict& dict, std::string_view key) {
+  const auto found = std::ranges::find(dict, key, &Dict::value_type::first);
+  return found == dict.end() ? nullptr : &found->second;
+}
+
+void put(Dict& dict, std::string_view key, Value value) {
+  const auto found = std::ranges::find(dict, key, &Dict::value_type::first);
+  if (found == dict.end()) {
+    dict.emplace_back(key, std::move(value));
+  } else {
+    found->second = std::move(value);
+  }
+}
+
+std::optional<double> number(const Value& value) {
+  if (const auto* flag = value.as<bool>()) return *flag ? 1 : 0;
+  if (const auto* whole = value.as<int64_t>()) return static_cast<double>(*whole);
+  if (const auto* real = value.as<double>()) return *real;
+  return {};
+}
+
+bool truth(const Value& value) {
+  if (value.is_undefined() || value.is_none()) return false;
+  if (const auto known = number(value)) return *known != 0;
+  if (const auto* text = value.text()) return !text->empty();
+  if (const auto* list = value.list()) return !list->empty();
+  if (const auto* dict = value.dict()) return !dict->empty();
+  return true;
+}
+
+bool same(const Value& left, const Value& right) {
+  const auto one = number(left), other = number(right);
+  if (one || other) return one == other;
+  if (left.index() != right.index()) return false;
+  if (const auto* text = left.text()) return *text == *right.text();
+  if (const auto* list = left.list()) return std::ranges::equal(*list, *right.list(), same);
+  const auto* dict = left.dict();
+  if (dict == nullptr) return left.is_undefined() || left.is_none();
+  return dict->size() == right.dict()->size() && std::ranges::all_of(*dict, [&](const auto& item) {
+           const auto* found = find(*right.dict(), item.first);
+           return found != nullptr && same(item.second, *found);
+         });
+}
+
+bool less(const Value& left, const Value& right) {
+  const auto one = number(left), other = number(right);
+  if (one && other) return *one < *other;
+  if (left.text() == nullptr || right.text() == nullptr) throw UsageError("{} and {} have no order", kind_of(left), kind_of(right));
+  return *left.text() < *right.text();
+}
+
+bool contains(const Value& values, const Value& value) {
+  if (const auto* text = values.text()) {
+    if (value.text() == nullptr) throw UsageError("{} is looked for in a text", kind_of(value));
+    return text->find(*value.text()) != std::string::npos;
+  }
+  return std::ranges::any_of(items_of(values), [&](const Value& item) { return same(item, value); });
+}
+
+std::string text_of(const Value& value) {
+  if (value.is_undefined()) return "";
+  if (const auto* text = value.text()) return *text;
+  if (value.is_none()) return "None";
+  if (const auto* flag = value.as<bool>()) return *flag ? "True" : "False";
+  if (const auto* whole = value.as<int64_t>()) return std::to_string(*whole);
+  if (const auto* real = value.as<double>()) return decimal(*real);
+  if (value.list() == nullptr && value.dict() == nullptr) throw UsageError("{} can't be written", kind_of(value));
+  return repr_of(value);
+}
+
+std::string json_of(const Value& value, const Arguments& options) {
+  const auto indent = options.at(1, "indent"), separators = options.at(2, "separators");
+  const auto* width = indent.as<int64_t>();
+  Writer writer{.indent = width != nullptr ? std::string(static_cast<size_t>(std::max<int64_t>(*width, 0)), ' ') : text_of(indent),
+                .comma = ", ",
+                .colon = ": ",
+                .ascii = truth(options.at(0, "ensure_ascii")),
+                .sorted = truth(options.at(3, "sort_keys"))};
+  if (indent.is_none()) writer.indent.clear();
+  if (!writer.indent.empty()) writer.comma = ",";
+  if (const auto* pair = separators.list(); pair != nullptr && pair->size() == 2) {
+    writer.comma = text_of(pair->front());
+    writer.colon = text_of(pair->back());
+  }
+  return writer.write(value, 0);
+}
+
+List items_of(const Value& value) {
+  if (const auto* list = value.list()) return *list;
+  List items;
+  if (const auto* dict = value.dict()) {
+    for (const auto& item : *dict) items.emplace_back(item.first);
+  } else if (const auto* text = value.text()) {
+    for (const auto character : data::characters_of(*text)) items.emplace_back(data::to_utf8({&character, 1}));
+  } else if (!value.is_undefined()) {
+    throw UsageError("{} has no items", kind_of(value));
+  }
+  return items;
+}
+
+int64_t length_of(const Value& value) {
+  if (const auto* list = value.list()) return std::ssize(*list);
+  if (const auto* dict = value.dict()) return std::ssize(*dict);
+  if (value.text() != nullptr) return std::ssize(data::characters_of(*value.text()));
+  if (value.is_undefined()) return 0;
+  throw UsageError("{} has no length", kind_of(value));
+}
+
+std::string kind_of(const Value& value) {
+  constexpr const char* kinds[] = {"", "none", "a truth value", "a number", "a number", "a text", "a list", "a dict", "a namespace", "a function"};
+  return value.is_undefined() ? fmt::format("'{}', which is undefined,", value.as<Undefined>()->name) : kinds[value.index()];
+}
+
+Value arithmetic(std::string_view sign, const Value& left, const Value& right) {
+  const auto one = number(left), other = number(right);
+  const auto refuse = [&]() -> Value { throw UsageError("{} {} {} can't be computed", kind_of(left), sign, kind_of(right)); };
+  if (one && other) {
+    const bool whole = left.as<double>() == nullptr && right.as<double>() == nullptr;
+    const auto made = [&](double value) { return whole ? Value(static_cast<int64_t>(value)) : Value(value); };
+    if (sign == "+") return made(*one + *other);
+    if (sign == "-") return made(*one - *other);
+    if (sign == "*") return made(*one * *other);
+    if (*other == 0) throw UsageError("a number is divided by 0");
+    if (sign == "/") return *one / *other;
+    return sign == "//" ? made(std::floor(*one / *other)) : made(*one - *other * std::floor(*one / *other));
+  }
+  if (sign == "*" && left.text() != nullptr && right.as<int64_t>() != nullptr) {
+    std::string out;
+    if (*right.as<int64_t>() * std::ssize(*left.text()) > 1 << 20) return refuse();
+    for (int64_t i = 0; i < *right.as<int64_t>(); i++) out += *left.text();
+    return out;
+  }
+  if (sign != "+") return refuse();
+  if (left.text() != nullptr && right.text() != nullptr) return *left.text() + *right.text();
+  if (left.list() == nullptr || right.list() == nullptr) return refuse();
+  auto joined = *left.list();
+  joined.insert(joined.end(), right.list()->begin(), right.list()->end());
+  return joined;
+}
+
+Value item_of(const Value& value, const Value& key) {
+  if (value.is_undefined()) throw UsageError("'{}' is undefined", value.as<Undefined>()->name);
+  if (const auto* dict = value.dict()) {
+    const auto* found = key.text() != nullptr ? find(*dict, *key.text()) : nullptr;
+    if (found != nullptr) return *found;
+  } else if (const auto* at = key.as<int64_t>(); at != nullptr && (value.list() != nullptr || value.text() != nullptr)) {
+    const auto items = value.list() != nullptr ? List() : items_of(value);
+    const auto& all = value.list() != nullptr ? *value.list() : items;
+    const auto place = *at < 0 ? *at + std::ssize(all) : *at;
+    if (place >= 0 && place < std::ssize(all)) return all[static_cast<size_t>(place)];
+  }
+  return Undefined{key.is_undefined() ? "" : text_of(key)};
+}
+
+Value slice_of(const Value& value, const Value& begin, const Value& end, const Value& step) {
+  if (value.text() != nullptr) return data::to_utf8(picked(data::characters_of(*value.text()), begin, end, step));
+  if (value.list() == nullptr) throw UsageError("{} has no slices", kind_of(value));
+  return picked(*value.list(), begin, end, step);
+}
+
+std::string_view stripped(std::string_view text, Sides sides, const std::string* set) {
+  const auto goes = [&](std::string_view character) {
+    return set != nullptr ? set->find(character) != std::string::npos : is_blank(data::first_character(character));
+  };
+  const auto length = [&] { return data::length_of_first(text); };
+  while (sides != Sides::Right && !text.empty() && goes(text.substr(0, length()))) text.remove_prefix(length());
+  while (sides != Sides::Left && !text.empty() && goes(text.substr(data::last_character(text)))) text = text.substr(0, data::last_character(text));
+  return text;
+}
+
+List lines_of(std::string_view text) {
+  List lines;
+  std::u32string line;
+  const auto characters = data::characters_of(text);
+  for (size_t i = 0; i < characters.size(); i++) {
+    const auto character = characters[i];
+    const bool ends = (character >= 0xA && character <= 0xD) || (character >= 0x1C && character <= 0x1E) || character == 0x85 ||
+                      character == 0x2028 || character == 0x2029;
+    if (!ends) line += character;
+    if (ends || i + 1 == characters.size()) lines.emplace_back(data::to_utf8(std::exchange(line, {})));
+    if (character == U'\r' && i + 1 < characters.size() && characters[i + 1] == U'\n') i++;
+  }
+  return lines;
+}
+
+Value replaced(std::string_view text, std::string_view from, std::string_view to, int64_t times) {
+  std::string out;
+  if (from.empty()) throw UsageError("replace() looks for an empty text");
+  for (size_t at = 0;;) {
+    const auto found = times-- == 0 ? std::string::npos : text.find(from, at);
+    out += text.substr(at, found == std::string::npos ? found : found - at);
+    if (found == std::string::npos) return out;
+    out += to;
+    at = found + from.size();
+  }
+}
+
+}  // namespace tessera::llm::jinja

@@ -1,0 +1,128 @@
+#include "tessera/llm/lines.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
+
+namespace tessera::llm {
+namespace {
+
+using LineJson = nlohmann::ordered_json;
+
+std::string text_in(const LineJson& line, const char* key) {
+  const auto& value = line.at(key);
+  if (!value.is_string()) throw UsageError("{} is not a text", key);
+  return value.get<std::string>();
+}
+
+/// The text under a key that may be missing.
+std::string text_if_any(const LineJson& line, const char* key) {
+  return line.contains(key) && !line[key].is_null() ? text_in(line, key) : "";
+}
+
+LineJson message_from(const std::string& role, const std::string& content) {
+  return {{"role", role}, {"content", content}};
+}
+
+LineJson begun(const LineJson& line) {
+  auto messages = LineJson::array();
+  if (const auto system = text_if_any(line, "system"); !system.empty()) messages.push_back(message_from("system", system));
+  return messages;
+}
+
+LineJson sharegpt(const LineJson& line) {
+  static const std::map<std::string, std::string> roles = {
+      {"human", "user"}, {"gpt", "assistant"}, {"chatgpt", "assistant"}, {"model", "assistant"}, {"bot", "assistant"}, {"observation", "tool"}};
+  auto messages = begun(line);
+  if (!line["conversations"].is_array()) throw UsageError("conversations is not a list");
+  for (auto message : line["conversations"]) {
+    if (message.is_object() && message.contains("from")) {
+      const auto from = text_in(message, "from");
+      const auto role = roles.find(from);
+      if (role == roles.end() && from != "user" && from != "assistant" && from != "system" && from != "tool")
+        throw UsageError("message {} is from '{}'; write human, gpt, system or tool", messages.size() + 1, printable(from));
+      message["role"] = role == roles.end() ? from : role->second;
+      message.erase("from");
+    }
+    if (message.is_object() && message.contains("value")) {
+      message["content"] = LineJson(message["value"]);
+      message.erase("value");
+    }
+    messages.push_back(std::move(message));
+  }
+  return messages;
+}
+
+/// The template alpaca writes instruction and input apart.
+LineJson alpaca(const LineJson& line) {
+  auto messages = begun(line);
+  for (const auto& turn : line.value("history", LineJson::array())) {
+    messages.push_back(message_from("user", turn.at(0).get<std::string>()));
+    messages.push_back(message_from("assistant", turn.at(1).get<std::string>()));
+  }
+  const auto instruction = text_in(line, "instruction"), input = text_if_any(line, "input");
+  messages.push_back(message_from("user", input.empty() ? instruction : instruction + "\n" + input));
+  messages.back()["instruction"] = instruction;
+  messages.back()["input"] = input;
+  messages.push_back(message_from("assistant", text_in(line, "output")));
+  return messages;
+}
+
+Document conversation(const LineJson& line, const LineJson& messages, size_t learned_from, const ChatTemplate* chat) {
+  if (chat == nullptr)
+    throw UsageError("it has messages, so it needs a chat template, and the tokenizer has none: give --chat chatml, llama3, alpaca or FILE.jinja");
+  auto tools = line.value("tools", LineJson());
+  if (tools.is_string() && !tools.get_ref<const std::string&>().empty())
+    tools = LineJson::parse(tools.get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
+  if (!tools.is_null() && !tools.is_array() && !tools.is_string()) throw UsageError("tools is not a list");
+  return {.segments = chat->render(messages, tools.is_array() ? &tools : nullptr, learned_from), .by_template = !chat->is_bare()};
+}
+
+/// A prompt, and the answer to it under `key`: both texts, or both lists of messages.
+Document answered(const LineJson& line, LineJson prompt, const char* key, const ChatTemplate* chat) {
+  if (!line[key].is_array() && !prompt.is_array()) {
+    if (!prompt.is_string()) throw UsageError("prompt is not a text");
+    return {.segments = {{prompt.get<std::string>(), false}, {text_in(line, key), true}}};
+  }
+  if (!line[key].is_array()) throw UsageError("prompt is a list of messages, but {} is not", key);
+  if (prompt.is_string()) prompt = LineJson::array({message_from("user", prompt.get<std::string>())});
+  const auto before = prompt.size();
+  for (const auto& message : line[key]) prompt.push_back(message);
+  return conversation(line, prompt, before, chat);
+}
+
+std::vector<Document> pair_in(const LineJson& line, const ChatTemplate* chat) {
+  const auto &chosen = line["chosen"], &rejected = line["rejected"];
+  const bool lists = chosen.is_array() && rejected.is_array();
+  // Without a prompt of messages, it is the messages with which both begin.
+  if (lists && !(line.contains("prompt") && line["prompt"].is_array())) {
+    size_t shared = 0;
+    while (shared < std::min(chosen.size(), rejected.size()) && chosen[shared] == rejected[shared]) shared++;
+    if (shared > 0 || !line.contains("prompt")) return {conversation(line, chosen, shared, chat), conversation(line, rejected, shared, chat)};
+  }
+  if (!line.contains("prompt")) throw UsageError("it has chosen and rejected, but no prompt");
+  return {answered(line, line["prompt"], "chosen", chat), answered(line, line["prompt"], "rejected", chat)};
+}
+
+}  // namespace
+
+std::vector<Document> documents_in(const LineJson& line, const ChatTemplate* chat) {
+  const auto has = [&](const char* key) { return line.contains(key); };
+  if (has("text")) return {{.segments = {{text_in(line, "text"), true}}}};
+  if (has("chosen") && has("rejected")) return pair_in(line, chat);
+  if (has("prompt") && has("completion")) return {answered(line, line["prompt"], "completion", chat)};
+  if (has("messages")) return {conversation(line, line["messages"], 0, chat)};
+  if (has("conversations")) return {conversation(line, sharegpt(line), 0, chat)};
+  if (has("instruction") && has("output")) return {conversation(line, alpaca(line), 0, chat)};
+  std::string keys;
+  for (const auto& [key, value] : line.items()) keys += fmt::format("{}{}", keys.empty() ? "" : ", ", printable(key));
+  throw UsageError("it has {}, but neither text, nor prompt and completion, nor messages; give the text to learn under the key \"text\"",
+                   keys.empty() ? "no keys" : keys);
+}
+
+}  // namespace tessera::llm
