@@ -62,6 +62,8 @@ class TokenFile {
   std::span<const int64_t> ends() const { return ends_; }      // the number of tokens up to the end of each document
   /// One more than the largest token.
   int64_t vocabulary() const { return vocabulary_; }
+  /// Whether documents are pairs: a chosen one, then the rejected one.
+  bool has_pairs() const { return has_pairs_; }
   /// The checksum of the tokens; empty if another program has written the file without one.
   const std::string& checksum() const { return checksum_; }
 
@@ -72,6 +74,7 @@ class TokenFile {
   std::span<const int32_t> tokens_;
   std::span<const int64_t> ends_;
   int64_t vocabulary_ = 0;
+  bool has_pairs_ = false;
   std::string checksum_;
 };
 
