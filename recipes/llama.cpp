@@ -62,7 +62,7 @@ int train_model(const Flags& flags) {
       if (!eval_rows || !run.should_evaluate()) continue;
       const auto values = losses.evaluate(*eval_rows);
       const bool is_best = run.evaluated(values);
-      const auto when = loader.at_end() ? fmt::format("epoch {}", run.epoch()) : fmt::format("step {}", trainer.steps());
+      const auto when = loader.at_end() || trainer.steps() == flags.run.steps ? fmt::format("epoch {}", run.epoch()) : fmt::format("step {}", trainer.steps());
       const auto value = values.front().value;
       run.say(flags.preference.empty() ? fmt::format("{}: loss {:.4f}, perplexity {:.2f}", when, value, std::exp(value))
                                        : fmt::format("{}: loss {:.4f}", when, value));
