@@ -439,7 +439,7 @@ if(Libtorch_PYTHON)
   if(TESSERA_LONG_TESTS AND _llama_cpp)
     set(_engines LlamaCpp)
   endif()
-  foreach(_part IN ITEMS Training Adapters ${_devices} ${_engines})
+  foreach(_part IN ITEMS Training Adapters Methods ${_devices} ${_engines})
     other_test(recipes/llama_${_part} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/recipes/llama.py"
       $<TARGET_FILE:tessera_cli> $<TARGET_FILE:llama> "${Libtorch_PYTHON}" ${_part})
     set_tests_properties(recipes/llama_${_part} PROPERTIES TIMEOUT 300 COST 90)

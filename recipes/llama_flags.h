@@ -13,13 +13,16 @@
 struct Flags : RecipeFlags {
   Flags() { run.epochs = 1, batch_size = 4; }
 
-  std::filesystem::path model, config, data, eval_data, output, gguf, adapter;
+  std::filesystem::path model, config, data, eval_data, output, gguf, adapter, from_adapter;
   std::string optimizer = "adamw";
   // Flags for adapters. If one is not given, the key of the configuration applies.
   std::string method;
   std::optional<std::string> quantisation, target_modules;
   std::optional<int64_t> rank;
-  std::optional<double> alpha, dropout;
+  std::optional<double> alpha, dropout, lora_plus_ratio;
+  std::string preference;
+  double beta = 0.1, neftune_alpha = 0;
+  bool keep_best = false;
   int64_t length = 0, rows_at_once = 0;
   double lr = 2e-5, weight_decay = 0.1, clip = 1, warmup = 0.03, z_loss = 0;
   tessera::llm::Packing packing = tessera::llm::Packing::Cut;
@@ -35,6 +38,19 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->type_name("FOLDER");
   app.add_option("--data", flags.data, "Tokens to train on, made by `tessera data tokenize`")->type_name("FILE")->required();
   app.add_option("--eval-data", flags.eval_data, "Tokens on which the loss is measured after each epoch")->type_name("FILE");
+  app.add_option("--eval-steps", flags.run.evaluate_every, "Also measure it every so many steps")
+      ->check(from_to(1, 1'000'000'000))
+      ->needs("--eval-data");
+  app.add_option("--patience", flags.run.patience, "End after so many measures in a row without a better one")
+      ->check(from_to(1, 1'000'000))
+      ->needs("--eval-data");
+  app.add_option("--preference", flags.preference,
+                 "Learn from pairs of a chosen and a rejected answer, by DPO, whose reference is the model before training, or ORPO")
+      ->check(tessera::cli::one_of({"dpo", "orpo"}));
+  app.add_option("--beta", flags.beta, "DPO: how close to the reference the model stays; ORPO: the weight of the odds ratio")
+      ->capture_default_str()
+      ->check(from_to(1e-9, 1e6))
+      ->needs("--preference");
   app.add_option("--length", flags.length, "Tokens in a row; by default 512, or as many as the model takes")
       ->check(from_to(2, 10'000'000));
   app.add_option_function<std::string>(
@@ -78,6 +94,13 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--quantisation", flags.quantisation, "Format of the frozen weights of qlora")
       ->default_str("nf4")
       ->check(tessera::cli::one_of({"nf4", "nf4_single", "int8", "fp8"}));
+  app.add_option("--from-adapter", flags.from_adapter, "An adapter of peft from which training begins: its options are those of its files")
+      ->type_name("FOLDER")
+      ->needs("--model");
+  app.add_option("--lora-plus-ratio", flags.lora_plus_ratio, "LoRA+: the learning rate of the matrices B is so many times --lr")
+      ->check(from_to(1e-6, 1e6));
+  app.add_option("--neftune-alpha", flags.neftune_alpha, "NEFTune: the size of noise that is added to embeddings in training; often 5 to 15")
+      ->check(from_to(0.0, 1e6));
   app.add_option("--adapter", flags.adapter, "Where to write the adapters after each epoch, as peft reads them")->type_name("FOLDER");
   app.add_option("--output", flags.output, "Where to write the trained model, with adapters in its weights, as a Hugging Face folder")
       ->type_name("FOLDER");
@@ -94,12 +117,29 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->capture_default_str()
       ->check(from_to(1e-6, 1.0));
   add_recipe_flags(app, flags, "Rows per rank and pass", "Seed of new weights, of the order of rows and of drawn texts");
+  app.add_flag("--keep-best", flags.keep_best,
+               "Write the model with the best loss on --eval-data, not the last one, and keep its checkpoint and the newest --keep (default 1)")
+      ->needs("--eval-data")
+      ->needs("--ckpt-prefix");
   app.callback([&app, &flags] {
     if (flags.model.empty() == flags.config.empty())
       throw tessera::ConfigError("give either --model PATH, or --config FOLDER for a new model");
     for (const auto* name : {"--rank", "--alpha", "--dropout", "--target-modules"}) {
       if (flags.method == "full" && app.count(name) > 0)
         throw tessera::ConfigError(std::string(name) + " is for adapters, which --method full does not make; give another method");
+      if (!flags.from_adapter.empty() && app.count(name) > 0)
+        throw tessera::ConfigError(fmt::format("{} is taken from the adapter in {}; leave it out", name, flags.from_adapter.string()));
+    }
+    if (!flags.from_adapter.empty() && flags.method == "full")
+      throw tessera::ConfigError("--from-adapter trains an adapter, which --method full does not do; leave one of them out");
+    for (const auto* name : {"--packing", "--z-loss"}) {
+      if (!flags.preference.empty() && app.count(name) > 0)
+        throw tessera::ConfigError(std::string(name) + " is for texts; leave it out with --preference");
+    }
+    if (flags.keep_best) {
+      if (!flags.run.keep) flags.run.keep.emplace();
+      flags.run.keep->best = 1;
+      flags.run.keep->metric = "eval_loss";
     }
     if (!flags.method.empty() && flags.method != "qlora" && flags.quantisation)
       throw tessera::ConfigError("--quantisation is for --method qlora; --method " + flags.method + " does not quantise weights");

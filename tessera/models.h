@@ -8,6 +8,7 @@
 #include "tessera/llm/gguf_adapter.h"
 #include "tessera/llm/gguf_model.h"
 #include "tessera/llm/packing.h"
+#include "tessera/llm/preference.h"
 #include "tessera/llm/token_file.h"
 #include "tessera/llm/units.h"
 #include "tessera/models/alexnet.h"

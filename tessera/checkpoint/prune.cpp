@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -18,12 +19,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Returns the value of a checkpoint's note `name`, by which Keep::best ranks.
-double metric_of(const fs::path& folder, const std::string& name) {
+/// Returns the value of a checkpoint's note `name`, by which Keep::best ranks; nothing if it has none, such as one of before Keep::best was
+/// asked for.
+std::optional<double> metric_of(const fs::path& folder, const std::string& name) {
   const auto manifest = read_manifest(folder);
   const auto& notes = manifest.notes.front();
   const auto found = notes.find(name);
-  if (found == notes.end()) throw UsageError("{} has no note '{}', which Keep::best compares", folder, name);
+  if (found == notes.end()) return std::nullopt;
   Notes named;
   named[name] = found->second;
   return named.at(name).as<double>();
@@ -53,11 +55,15 @@ std::vector<fs::path> prune(const fs::path& prefix, const Keep& keep, const fs::
   }
   if (keep.best > 0) {
     std::vector<std::pair<double, int64_t>> ranking;
+    bool has_metric = false;
     for (const auto& each : all) {
       const auto metric = metric_of(each.folder, keep.metric);
-      if (std::isnan(metric)) continue;                                            // a NaN is never among the best
-      ranking.emplace_back(keep.higher_is_better ? -metric : metric, -each.step);  // if metrics are equal, the newer checkpoint is better
+      has_metric = has_metric || metric;
+      if (!metric || std::isnan(*metric)) continue;                                  // a NaN is never among the best
+      ranking.emplace_back(keep.higher_is_better ? -*metric : *metric, -each.step);  // if metrics are equal, the newer checkpoint is better
     }
+    if (!all.empty() && !has_metric)
+      throw UsageError("{} has no note '{}', which Keep::best compares, and no other checkpoint has it", all.back().folder, keep.metric);
     std::ranges::sort(ranking);
     ranking.resize(std::min(ranking.size(), static_cast<size_t>(keep.best)));
     for (const auto& [metric, step] : ranking) kept.insert(-step);

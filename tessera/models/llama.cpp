@@ -4,6 +4,7 @@
 #include <torch/nn/init.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "tessera/base/error.h"
@@ -170,6 +171,10 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& i
   const auto positions = input.positions.defined() ? input.positions : places.unsqueeze(0);
   pass->table = nn::rotary_table(config.rope, config.head_size(), positions);
   auto states = embed_tokens(tokens);
+  if (is_training() && neftune_alpha > 0) {
+    const auto most = neftune_alpha / std::sqrt(static_cast<double>(length * config.hidden_size));
+    states = states + at::empty_like(states).uniform_(-most, most);
+  }
   const bool knows = input.positions.defined() && input.positions.device().is_cpu();
   if (knows) pass->documents = lengths_of(input.positions);
   const bool has_documents = input.positions.defined() && (!knows || !pass->documents.empty());
@@ -203,11 +208,19 @@ at::Tensor LlamaForCausalLMImpl::scores(const at::Tensor& states) {
 
 at::Tensor LlamaForCausalLMImpl::loss(const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options,
                                       const LlamaInput& input) {
+  return entropy(nn::linear_cross_entropy, tokens, targets, options, input);
+}
+
+at::Tensor LlamaForCausalLMImpl::losses(const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options,
+                                        const LlamaInput& input) {
+  return entropy(nn::linear_cross_entropies, tokens, targets, options, input);
+}
+
+at::Tensor LlamaForCausalLMImpl::entropy(Entropy* entropy, const at::Tensor& tokens, const at::Tensor& targets,
+                                         const nn::LinearCrossEntropy& options, const LlamaInput& input) {
   const auto states = call(model, tokens, input);
-  if (lm_head.is_empty()) return nn::linear_cross_entropy(states, model->embed_tokens->weight, targets, options);
-  const auto of_head = [&](const torch::nn::LinearImpl& head, const at::Tensor& x) {
-    return nn::linear_cross_entropy(x, head.weight, targets, options);
-  };
+  if (lm_head.is_empty()) return entropy(states, model->embed_tokens->weight, targets, options);
+  const auto of_head = [&](const torch::nn::LinearImpl& head, const at::Tensor& x) { return entropy(x, head.weight, targets, options); };
   return call_with(lm_head, of_head, states);
 }
 

@@ -98,6 +98,7 @@ struct LlamaModelImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens, const LlamaInput& input = {});
 
   LlamaConfig config;
+  double neftune_alpha = 0;  // NEFTune: in training, adds noise of at most alpha / sqrt(length * hidden_size) to embeddings
   Called<torch::nn::Embedding> embed_tokens{nullptr};
   torch::nn::ModuleList layers;
   Called<nn::RmsNorm> norm{nullptr};
@@ -115,12 +116,20 @@ struct LlamaForCausalLMImpl : torch::nn::Module {
   /// learned. The scores are never in memory as a whole.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options = {},
                   const LlamaInput& input = {});
+  /// Returns the cross entropy of each target, {batch, length}, for losses of other kinds; 0 where the target is -100.
+  at::Tensor losses(const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options = {},
+                    const LlamaInput& input = {});
 
   /// Returns names in other programs' files that this model lacks, for WeightsOptions::may_be_unknown.
   std::vector<std::string> surplus_names() const;
 
   LlamaModel model{nullptr};
   torch::nn::Linear lm_head{nullptr};  // null if the embeddings are also the head
+
+ private:
+  using Entropy = decltype(nn::linear_cross_entropy);
+  at::Tensor entropy(Entropy* entropy, const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options,
+                     const LlamaInput& input);
 };
 TORCH_MODULE(LlamaForCausalLM);
 

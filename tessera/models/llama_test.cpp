@@ -48,6 +48,29 @@ at::Tensor text(int64_t length, int64_t seed = 1) {
   return (at::arange(length) * (3 + seed) + seed) % 40;
 }
 
+TEST(Llama, AddsNoiseToEmbeddingsInTrainingOnly) {
+  auto model = seeded(small());
+  constexpr double kLarge = 1e4, kAlpha = 5;
+  const torch::NoGradGuard no_grad;
+  for (auto& item : model->named_parameters()) {
+    const auto& name = item.key();
+    if (name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight")) item.value().zero_();  // so layers change nothing
+  }
+  model->model->embed_tokens->weight.zero_().select(1, 0).fill_(kLarge);
+  model->model->neftune_alpha = kAlpha;
+  const auto noise = [&] {
+    const auto states = model->model->forward(at::zeros({40, 32}, at::kLong));  // normalised, so it is their ratios that tell
+    return states.narrow(2, 1, 23) / states.narrow(2, 0, 1) * kLarge;
+  };
+  const auto most = kAlpha / std::sqrt(32 * 24), drawn = noise().abs().max().item<double>();
+  EXPECT_LT(drawn, 1.001 * most);
+  EXPECT_GT(drawn, 0.99 * most);
+  EXPECT_NEAR(noise().abs().mean().item<double>(), most / 2, 0.02 * most);
+  EXPECT_NEAR(noise().mean().item<double>(), 0, 0.02 * most);
+  model->eval();
+  EXPECT_EQ(noise().abs().max().item<double>(), 0);
+}
+
 TEST(Llama, SeesNothingOfOtherDocumentsInARow) {
   for (const bool sliding : {false, true}) {
     auto model = seeded(small(sliding));

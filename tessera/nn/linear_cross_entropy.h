@@ -21,4 +21,9 @@ struct LinearCrossEntropy {
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
                                 const LinearCrossEntropy& options = {});
 
+/// The cross entropy of each row, {...}; 0 for rows that do not count. `divisor` plays no part. As only backward tells how much each row
+/// counts, scores are computed again there, chunk by chunk.
+at::Tensor linear_cross_entropies(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
+                                  const LinearCrossEntropy& options = {});
+
 }  // namespace tessera::nn

@@ -65,6 +65,24 @@ TEST(LinearCrossEntropy, IsDividedByWhatIsGiven) {
   EXPECT_TRUE(at::allclose(torch::autograd::grad({tenth}, {x})[0] * 10, torch::autograd::grad({mean}, {x})[0]));
 }
 
+TEST(LinearCrossEntropies, AreThoseOfEachRow) {
+  torch::manual_seed(3);
+  for (const int64_t at_once : {0, 4}) {
+    auto x = at::randn({2, 5, 6}, at::kDouble).requires_grad_(), weight = at::randn({11, 6}, at::kDouble).requires_grad_();
+    auto targets = at::randint(0, 11, {2, 5}, at::kLong);
+    targets[0][3] = -100;
+    const auto factors = at::randn({2, 5}, at::kDouble);
+    const auto ours = nn::linear_cross_entropies(x, weight, targets, {.rows_at_once = at_once});
+    const auto theirs = at::cross_entropy_loss(at::linear(x, weight).flatten(0, 1), targets.flatten(), {}, at::Reduction::None).view({2, 5});
+    EXPECT_TRUE(at::allclose(ours, theirs, 1e-12, 1e-12));
+    const auto mine = torch::autograd::grad({(ours * factors).sum()}, {x, weight}, {}, /*retain_graph=*/true),
+               other = torch::autograd::grad({(theirs * factors).sum()}, {x, weight});
+    for (size_t i = 0; i < 2; i++) EXPECT_TRUE(at::allclose(mine[i], other[i], 1e-12, 1e-12)) << at_once;
+    EXPECT_THAT(message_of<UsageError>([&] { torch::autograd::grad({ours.sum()}, {x}, {}, true, /*create_graph=*/true); }),
+                ::testing::HasSubstr("can't be differentiated again"));
+  }
+}
+
 TEST(LinearCrossEntropy, AddsInFloat32InBfloat16) {
   torch::manual_seed(2);
   auto x = at::randn({300, 8}), weight = at::randn({40, 8}) / 3;
@@ -119,6 +137,9 @@ TEST(LinearCrossEntropy, IsSharded) {
     plain(x, whole, targets, {}).backward();
     fully_shard(head, {.mesh = world});
     nn::linear_cross_entropy(x, head->weight, targets, {.rows_at_once = 3}).backward();
+    EXPECT_TRUE(at::allclose(full_grad(head->weight), whole.grad(), 1e-5, 1e-6));
+    head->zero_grad();
+    nn::linear_cross_entropies(x, head->weight, targets, {.rows_at_once = 3}).mean().backward();
     EXPECT_TRUE(at::allclose(full_grad(head->weight), whole.grad(), 1e-5, 1e-6));
   });
 }

@@ -20,6 +20,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/prefix_lock.h"
 #include "tessera/checkpoint/step_folders.h"
+#include "tessera/checkpoint/stored/manifest.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/simulation.h"
@@ -38,12 +39,17 @@ namespace {
 constexpr int64_t kReportsShown = 10;  // reports of which a mean is shown; without a terminal, also the reports from one line to the next
 constexpr int64_t kFirstTraced = 4, kLastTraced = 8;  // the first batches prepare much that others do not
 
+constexpr auto kBest = "run.best", kBestStep = "run.best_step", kSinceBest = "run.since_best";  // notes
+
 void expect_sensible(const RunOptions& options) {
   if (!options.epochs && !options.steps) throw UsageError("RunOptions has neither epochs nor steps, so the run would never end; give one of them");
-  if (options.epochs.value_or(0) < 0 || options.steps.value_or(0) < 0 || options.save_every < 0 || options.report_every < 1) {
+  if (options.epochs.value_or(0) < 0 || options.steps.value_or(0) < 0 || options.save_every < 0 || options.report_every < 1 ||
+      options.evaluate_every < 0 || options.patience < 0) {
     throw UsageError(
-        "RunOptions has {} epochs, {} steps, a save every {} and a report every {} steps; choose numbers from 0 on, and for reports from 1 on",
-        options.epochs.value_or(0), options.steps.value_or(0), options.save_every, options.report_every);
+        "RunOptions has {} epochs, {} steps, a save every {}, a report every {} and an evaluation every {} steps, and a patience of {}; choose "
+        "numbers from 0 on, and for reports from 1 on",
+        options.epochs.value_or(0), options.steps.value_or(0), options.save_every, options.report_every, options.evaluate_every,
+        options.patience);
   }
   if (options.keep) checkpoint::expect_sensible(*options.keep);
   const bool saves = options.resume || options.save_every > 0 || options.keep;
@@ -80,7 +86,7 @@ struct Run::Parts {
   Rate rate;  // of batches
   std::map<std::string, Sum> sums;
   std::map<std::string, RunningMean> means;
-  Values shown, reported;
+  Values shown, reported, evaluated;
 
   explicit Parts(const Trainer& trainer) : utilisation(trainer.world(), dtype_of_products(trainer)) {}
 };
@@ -181,12 +187,16 @@ void Run::load(const std::filesystem::path& newest) {
   });
   last_ = folder;
   saved_step_ = trainer_.steps();
+  checkpoint::Notes notes;
+  for (const auto& [name, text] : checkpoint::read_manifest(folder).notes.front()) notes[name] = text;
+  if (notes.contains(kSinceBest)) since_best_ = notes.at(kSinceBest).as<int64_t>();
+  if (notes.contains(kBest)) best_ = notes.at(kBest).as<double>(), best_step_ = notes.at(kBestStep).as<int64_t>();
   // With larger batches than before, the step count is rescaled to fewer steps, but later folders must still have higher numbers.
   steps_more_ = std::max<int64_t>(checkpoint::step_of(keeps_names ? newest : folder).value() - trainer_.steps(), 0);
 }
 
 bool Run::is_over() const {
-  return (stopped_ && trainer_.sync_gradients()) || (options_.steps && trainer_.steps() >= *options_.steps);
+  return is_out_of_patience() || (stopped_ && trainer_.sync_gradients()) || (options_.steps && trainer_.steps() >= *options_.steps);
 }
 
 int64_t Run::before_first() const {
@@ -203,9 +213,15 @@ bool Run::next_epoch() {
       save();  // saves the last step of the run, if that is not saved yet
     } else if (last_) {
       const bool of_epochs = options_.epochs && position.epoch >= *options_.epochs;
-      const auto had = of_epochs ? counted(*options_.epochs, "epoch") : counted(*options_.steps, "step");
-      say(fmt::format("the run has had its {}; for more, raise {}", had,
-                      of_epochs ? "--num-epochs (RunOptions::epochs)" : "--max-steps (RunOptions::steps)"));
+      const bool of_steps = options_.steps && trainer_.steps() >= *options_.steps;
+      if (!of_epochs && !of_steps) {
+        say(fmt::format("the run has ended early, after {} that brought no better value; for more, raise --patience (RunOptions::patience)",
+                        counted(since_best_, "evaluation")));
+      } else {
+        const auto had = of_epochs ? counted(*options_.epochs, "epoch") : counted(*options_.steps, "step");
+        say(fmt::format("the run has had its {}; for more, raise {}", had,
+                        of_epochs ? "--num-epochs (RunOptions::epochs)" : "--max-steps (RunOptions::steps)"));
+      }
     }
     if (parts_->saver) parts_->saver->wait();
     parts_->stop.reset();  // from now on signals have their usual effect
@@ -248,6 +264,7 @@ std::optional<data::Samples> Run::next() {
       parts_->utilisation.step_begins();
     }
     parts_->batches++;
+    parts_->evaluated.clear();
     if (!options_.trace.empty() && parts_->batches == kFirstTraced)
       parts_->profile.emplace(ProfileOptions{.output_trace_dir = options_.trace}, trainer_.world().record());
     auto samples = loader_.next();
@@ -366,6 +383,37 @@ void Run::report(const std::vector<Measured>& numbers) {
   trainer_.log(logged);
 }
 
+bool Run::should_evaluate() {
+  if (!trainer_.sync_gradients()) return false;
+  const bool took_step = trainer_.steps() != steps_before_;
+  return loader_.at_end() || is_over() || (took_step && options_.evaluate_every > 0 && trainer_.steps() % options_.evaluate_every == 0);
+}
+
+bool Run::evaluated(const Values& metrics) {
+  if (metrics.empty()) throw UsageError("Run::evaluated was given no metrics");
+  const bool keeps = options_.keep && options_.keep->best > 0;
+  const auto compared = keeps ? std::ranges::find(metrics, options_.keep->metric, &Value::name) : metrics.begin();
+  if (compared == metrics.end())
+    throw UsageError("Run::evaluated was not given '{}', by which Keep::metric chooses checkpoints", options_.keep->metric);
+  trainer_.log(metrics);
+  parts_->evaluated = metrics;
+  const auto value = compared->value;
+  const bool higher = keeps && options_.keep->higher_is_better;
+  const bool improves = best_ ? (higher ? value > *best_ : value < *best_) : !std::isnan(value);
+  since_best_ = improves ? 0 : since_best_ + 1;
+  if (!improves && value != best_) return false;  // of equal values, the newest is kept
+  best_ = value;
+  best_step_ = trainer_.steps() + steps_more_;
+  if (keeps) save(metrics);
+  return true;
+}
+
+std::optional<std::filesystem::path> Run::best_checkpoint() const {
+  if (options_.prefix.empty() || !best_) return std::nullopt;
+  const auto folder = checkpoint::step_folder(options_.prefix, best_step_);
+  return checkpoint::is_complete(folder) ? std::optional(folder) : std::nullopt;
+}
+
 void Run::save(const Values& metrics) {
   if (options_.prefix.empty()) return;
   if (trainer_.steps() == saved_step_) {
@@ -378,7 +426,9 @@ void Run::save(const Values& metrics) {
   const auto folder = checkpoint::step_folder(options_.prefix, trainer_.steps() + steps_more_);
   all_or_none(trainer_.world(), {.unit = "checkpoint"}, fmt::format("could not save {}", folder.string()),
               [&] { contents = trainer_.contents(); });
-  for (const auto& values : {metrics, parts_->reported}) {
+  if (best_) contents.notes[kBest] = *best_, contents.notes[kBestStep] = best_step_;
+  if (since_best_ > 0) contents.notes[kSinceBest] = since_best_;
+  for (const auto& values : {metrics, parts_->evaluated, parts_->reported}) {
     for (const auto& [name, value, unit] : values) {
       if (!contents.notes.contains(name)) contents.notes[name] = value;
     }

@@ -35,6 +35,8 @@ struct RunOptions {
   bool save_beside = false;  // saves by AsyncSaver, while training continues
   std::optional<checkpoint::Keep> keep = {};  // which older checkpoints to keep; all of them unless given
   int64_t report_every = 20;                  // in steps; if no step of an epoch is due, its last step is reported
+  int64_t evaluate_every = 0;                 // in steps: Run::should_evaluate(); 0: only at the end of an epoch
+  int64_t patience = 0;  // ends the run after so many evaluations in a row without a better value; 0: does not
   /// A folder for a trace of what each rank does in its batches 4 to 8, or to the end of the epoch; see train::Profile.
   std::filesystem::path trace = {};
   /// Signals that end the run after the present step, with a checkpoint: the signal of Ctrl-C, and those that batch systems send before a
@@ -80,6 +82,16 @@ class Run {
   /// Prints a line on rank 0, above the bar if there is one.
   void say(std::string_view line);
 
+  /// Whether the program should evaluate after this batch: at the end of a step that RunOptions::evaluate_every selects, of the epoch or of
+  /// the run. Called after Trainer::step(). Collective.
+  bool should_evaluate();
+  /// Called with the metrics of an evaluation after the present batch, the same on all ranks. Logs them, and makes them notes of the step's
+  /// checkpoint. Returns whether the metric Keep::metric, or else the first one, is the best of the run so far, including the part before
+  /// it was resumed; then Keep::best saves a checkpoint. Collective.
+  bool evaluated(const Values& metrics);
+  /// The checkpoint of the best evaluation, if Keep::best keeps it.
+  std::optional<std::filesystem::path> best_checkpoint() const;
+
   /// Saves a checkpoint in addition to those of the options, unless no step was taken since the last checkpoint. Metrics and the numbers
   /// that were reported last become notes, by which Keep::best chooses. Warns if this run has already saved the step without the metrics.
   /// Collective.
@@ -102,6 +114,7 @@ class Run {
   /// Loads the checkpoint or, if it is damaged, the newest earlier one that is not.
   void load(const std::filesystem::path& newest);
   bool is_over() const;
+  bool is_out_of_patience() const { return options_.patience > 0 && since_best_ >= options_.patience; }
   /// How many batches of the present size the samples before Position::first count as.
   int64_t before_first() const;
   bool saves_at(bool end_of_epoch) const;
@@ -118,6 +131,8 @@ class Run {
   std::unique_ptr<Parts> parts_;
   std::optional<std::filesystem::path> last_;
   int64_t epoch_ = 0, saved_step_ = -1, steps_before_ = 0;
+  std::optional<double> best_;  // the best value of an evaluation
+  int64_t best_step_ = 0, since_best_ = 0;  // the number of that checkpoint, and how many evaluations did not improve it
   int64_t steps_more_ = 0;  // added to Trainer::steps() in the names of checkpoints
   bool is_in_batch_ = false, is_due_ = false, stopped_ = false, has_saved_ = false;
   bool has_reported_ = false;  // whether a step of this epoch was reported

@@ -292,6 +292,46 @@ TEST(Run, EndsWhereTheProgramSaysSo) {
   EXPECT_THAT(checkpoint::inspect(checkpoint::step_folder(folder / "net", 13)), Not(HasSubstr("accuracy")));
 }
 
+TEST(Run, KeepsTheBestAndEndsWithoutPatience) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    // The values of evaluations: the best one is that of step 4, and the three after it do not improve it.
+    const std::map<int64_t, double> values = {{2, 0.9}, {4, 0.5}, {6, 0.7}, {8, 0.6}, {10, 0.55}, {12, 0.1}};
+    std::vector<int64_t> best;
+    std::optional<std::filesystem::path> kept;
+    const auto evaluates = [&](Run& run, int64_t step) {
+      if (run.should_evaluate() && run.evaluated({{"eval_loss", values.at(step)}})) best.push_back(step);
+      kept = run.best_checkpoint();
+    };
+    RunOptions options{
+        .epochs = 2, .prefix = folder / "run", .keep = checkpoint::Keep{.best = 1, .metric = "eval_loss"}, .evaluate_every = 2, .patience = 3};
+    auto first = options;
+    first.steps = 8;
+    EXPECT_EQ(trained(world, first, evaluates).losses.size(), 8);
+    world.barrier();
+    EXPECT_THAT(steps_in(options.prefix), ElementsAre(4, 8));
+    options.resume = true;
+    EXPECT_EQ(trained(world, options, evaluates).losses.size(), 2);  // up to step 10
+    EXPECT_THAT(best, ElementsAre(2, 4));
+    EXPECT_EQ(kept, checkpoint::step_folder(options.prefix, 4));
+    EXPECT_EQ(trained(world, options, evaluates).losses.size(), 0);
+    options.patience = 4;
+    EXPECT_EQ(trained(world, options, evaluates).losses.size(), 2);
+    EXPECT_THAT(best, ElementsAre(2, 4, 12));
+    world.barrier();
+    EXPECT_THAT(steps_in(options.prefix), ElementsAre(12));
+    EXPECT_THAT(refusal(world, {.epochs = 1, .patience = -1}), HasSubstr("a patience of -1"));
+  });
+  with_ranks(1, [&](const Communicator& world) {  // without checkpoints, too, and at the end of epochs
+    int64_t evaluations = 0;
+    const auto evaluates = [&](Run& run, int64_t) {
+      if (run.should_evaluate()) run.evaluated({{"accuracy", evaluations++ == 1 ? std::nan("") : 1}});
+    };
+    EXPECT_EQ(trained(world, {.epochs = 9, .patience = 2}, evaluates).losses.size(), 3 * kBatches);
+    EXPECT_EQ(evaluations, 3);
+  });
+}
+
 TEST(Run, TakesTheStepToItsEndBeforeItStops) {
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {

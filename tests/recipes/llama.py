@@ -1,5 +1,6 @@
 """Runs the recipe for language models as a person would: from lines of text to a model that others read. llama.py TESSERA LLAMA PYTHON [unittest arguments]"""
 import json
+import math
 import os
 import random
 import re
@@ -102,6 +103,70 @@ print(len(one) - len(expected), "parameters do not decay")
 """
 
 
+# An adapter of peft and pairs, and what is learned from them: by the formulas of TRL, and with the groups of LoRA+.
+METHODS = """
+import json, math, random, torch, peft
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+from peft.optimizers import create_loraplus_optimizer
+base = lambda: AutoModelForCausalLM.from_pretrained("base", dtype=torch.float32)
+torch.manual_seed(1)
+config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"], rank_pattern={"down_proj": 3}, task_type="CAUSAL_LM")
+given = peft.get_peft_model(base(), config)
+for name, parameter in given.named_parameters():
+    if "lora_B" in name:
+        torch.nn.init.normal_(parameter, 0, 0.05)
+given.save_pretrained("given")
+source = random.Random(2)
+part = lambda: [source.randrange(97, 123) for _ in range(source.randrange(3, 20))]
+pairs = [(part(), part() + [257], part() + [257]) for _ in range(7)]
+documents = [(prompt, answer) for prompt, *answers in pairs for answer in answers]
+ends = torch.tensor([len(prompt) + len(answer) for prompt, answer in documents]).cumsum(0)
+save_file(dict(tokens=torch.tensor([token for prompt, answer in documents for token in [*(-1 - each for each in prompt), *answer]], dtype=torch.int32), ends=ends),
+          "pairs.tokens", metadata=dict(format="tessera tokens", vocabulary="258", pairs="1"))
+def log_probabilities(model, prompt, answer):
+    tokens = torch.tensor([prompt + answer])
+    logs = model(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
+    return logs, logs[len(prompt) - 1:]
+def orpo(model, reference):
+    chosen, texts = [], []
+    for prompt, *answers in pairs:
+        (text, one), (_, other) = (log_probabilities(model, prompt, answer) for answer in answers)
+        texts.append(text)
+        odds = [mean - torch.log(-torch.expm1(mean)) for mean in (one.mean(), other.mean())]
+        chosen.append((0.1 * one.mean(), 0.1 * other.mean(), -0.1 * F.logsigmoid(odds[0] - odds[1])))
+    return chosen, -torch.cat(texts).mean()
+def dpo(model, reference):
+    rewards = [[0.1 * (log_probabilities(model, prompt, answer)[1].sum() - before) for answer, before in zip(answers, befores)]
+               for (prompt, *answers), befores in zip(pairs, reference)]
+    return [(one, other, -F.logsigmoid(one - other)) for one, other in rewards], 0
+def texts(model, reference):
+    return [[torch.zeros(())] * 3], -torch.cat([log_probabilities(model, document[:1], document[1:])[0] for document in learned]).mean()
+learned = [[*json.loads(line)["text"].encode(), 257] for line in open("few.jsonl")]
+def curve(method, make):
+    model = peft.PeftModel.from_pretrained(base(), "given", is_trainable=True)
+    with torch.no_grad():
+        reference = [[log_probabilities(model, prompt, answer)[1].sum() for answer in answers] for prompt, *answers in pairs]
+    optimizer = make(model)
+    rows = []
+    for step in range(4):
+        for group in optimizer.param_groups:
+            group["lr"] = group.setdefault("first", group["lr"]) * 0.5 * (1 + math.cos(step / 4 * math.pi))
+        all, more = method(model, reference)
+        loss = sum(each[2] for each in all) / len(all) + more
+        one, other = (torch.stack([each[i] for each in all]).detach() for i in (0, 1))
+        rows.append([loss.item(), one.mean().item(), other.mean().item(), (one > other).float().mean().item(), (one - other).mean().item()])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return rows
+plain = lambda model: torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.01, betas=(0.9, 0.95), weight_decay=0)
+plus = lambda model: create_loraplus_optimizer(model, torch.optim.AdamW, lr=0.01, loraplus_lr_ratio=4, betas=(0.9, 0.95))
+print(json.dumps(dict(dpo=curve(dpo, plain), orpo=curve(orpo, plain), texts=curve(texts, plus))))
+"""
+
+
 class Llama(Recipe):
     def setUp(self):
         super().setUp()
@@ -129,9 +194,8 @@ class Llama(Recipe):
         return self.run_program(TESSERA, "data", "tokenize", "texts-0.jsonl", "texts-1.jsonl", "--tokenizer", "model", "--out", "texts.tokens")
 
     def train(self, *arguments, ranks=2, lr=0.01, status=0):
-        rows = [] if "--batch-size" in arguments else ["--batch-size", 2]
-        return self.run_program(TESSERA, "launch", "--config-file", "config.yaml", "-n", ranks, LLAMA, "--data", "texts.tokens", "--length", 64, *rows, "--lr", lr,
-                                *arguments, status=status)
+        usual = [part for flag, value in (("--batch-size", 2), ("--data", "texts.tokens")) if flag not in arguments for part in (flag, value)]
+        return self.run_program(TESSERA, "launch", "--config-file", "config.yaml", "-n", ranks, LLAMA, *usual, "--length", 64, "--lr", lr, *arguments, status=status)
 
 
 class Training(Llama):
@@ -261,6 +325,71 @@ class Adapters(Llama):
         self.assertEqual((config["r"], config["lora_alpha"], config["target_modules"], config["task_type"]), (2, 8, ["q_proj", "v_proj"], "CAUSAL_LM"))
         self.train("--model", "base", "--method", "full", "--max-steps", 2, "--output", "whole")
         self.assertNotEqual(*((self.folder / name / "model.safetensors").read_bytes() for name in ("base", "whole")))
+
+
+class Methods(Llama):
+    NAMES = ["loss", "rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins"]
+
+    def base(self):
+        self.tokenize()
+        self.train("--config", "model", "--max-steps", 10, "--output", "base")
+
+    def curve(self, ranks, rows, passes, *arguments):
+        (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="false").replace("steps: 2", f"steps: {passes}"))
+        (self.folder / "curve.jsonl").unlink(missing_ok=True)
+        self.train("--model", "base", "--batch-size", rows, "--num-epochs", 4, "--warmup", 0, "--weight-decay", 0, "--clip", 0, "--log-steps", 1, "--metrics", "curve.jsonl",
+                   *arguments, ranks=ranks)
+        reported = map(json.loads, (self.folder / "curve.jsonl").read_text().splitlines())
+        return [[row[name] for name in self.NAMES if name in row] for row in reported if "loss" in row]
+
+    def expect_near(self, ours, theirs):
+        self.assertEqual(len(ours), len(theirs))
+        for own, other in zip(ours, theirs):
+            for one, two in zip(own, other):
+                self.assertAlmostEqual(one, two, delta=1e-4, msg=f"{ours}\n{theirs}")
+
+    def test_preference_and_lora_plus_are_those_of_python(self):
+        self.base()
+        (self.folder / "few.jsonl").write_text("".join((self.folder / "texts-0.jsonl").read_text().splitlines(keepends=True)[:7]))
+        self.run_program(TESSERA, "data", "tokenize", "few.jsonl", "--tokenizer", "model", "--out", "few.tokens")
+        theirs = json.loads(self.run_program(PYTHON, "-c", METHODS).splitlines()[-1])
+        given = ["--from-adapter", "given"]
+        for method, ranks, rows, passes in (("dpo", 1, 7, 1), ("dpo", 2, 2, 2), ("orpo", 3, 3, 1)):  # the last rank has a pair less
+            self.expect_near(self.curve(ranks, rows, passes, "--data", "pairs.tokens", *given, "--preference", method), theirs[method])
+        ours = self.curve(2, 2, 2, "--data", "few.tokens", *given, "--packing", "whole", "--lora-plus-ratio", 4)
+        self.expect_near(ours, theirs["texts"])
+        # Without adapters, the reference is the same model, so all rewards are 0 at first.
+        first = self.curve(2, 4, 1, "--data", "pairs.tokens", "--preference", "dpo", "--method", "full", "--eval-data", "pairs.tokens")[0]
+        self.expect_near([first], [[math.log(2), 0, 0, first[3], 0]])
+        for arguments, why in (
+            (("--preference", "dpo"), "texts.tokens has texts, but --preference dpo learns from pairs"),
+            (("--data", "pairs.tokens"), "pairs.tokens has pairs of a chosen and a rejected answer; give --preference dpo or orpo"),
+            ((*given, "--rank", 4), "--rank is taken from the adapter in given; leave it out"),
+            ((*given, "--method", "dora"), "the adapter in given was trained without DoRA"),
+            ((*given, "--adapter", "given"), "--adapter given is the adapter from which training begins"),
+            (("--lora-plus-ratio", 4), "--lora-plus-ratio is for adapters"),
+            (("--data", "pairs.tokens", "--preference", "orpo", "--packing", "cut"), "--packing is for texts"),
+        ):
+            self.assertIn(why, self.train("--model", "base", *arguments, status=2 if "--rank" in arguments or "--packing" in arguments else 1))
+
+    def test_the_best_is_kept_also_by_a_run_that_resumes(self):
+        self.base()
+        common = ["--model", "base", "--method", "lora", "--num-epochs", 9, "--eval-data", "texts.tokens", "--eval-steps", 3, "--warmup", 0, "--neftune-alpha", 5]
+        def run(name, *more, patience=3):
+            said = self.train(*common, "--keep-best", "--patience", patience, "--ckpt-prefix", name, "--adapter", f"ad-{name}", "--metrics", f"{name}.jsonl", *more, lr=0.2)
+            rows = map(json.loads, (self.folder / f"{name}.jsonl").read_text().splitlines())
+            return said, [row["eval_loss"] for row in rows if "eval_loss" in row]
+        said, whole = run("whole", "--output", "out")
+        best = whole.index(min(whole))
+        self.assertEqual(len(whole), best + 4, whole)  # three more, and none of them better
+        self.assertEqual(len(list(self.folder.glob("whole-step-*"))), 2, said)
+        run("parts", patience=1)
+        again, parts = run("parts", "--resume")
+        self.assertEqual(parts, whole, again)
+        self.assertEqual(*((self.folder / name / "adapter_model.safetensors").read_bytes() for name in ("ad-whole", "ad-parts")))
+        measured = self.losses(self.train("--model", "out", "--max-steps", 1, "--eval-data", "texts.tokens", lr=0))
+        self.assertAlmostEqual(measured[0], min(whole), delta=2e-4)
+        self.assertIn("the run has ended early, after 3 evaluations", run("whole", "--resume")[0])
 
 
 class Devices(Llama):

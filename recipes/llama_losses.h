@@ -1,0 +1,163 @@
+// What the recipe for language models learns: texts, or a preference between two answers.
+#pragma once
+
+#include <tessera/comm/simulation.h>
+
+#include <cmath>
+
+#include "llama_model.h"
+
+namespace {
+
+constexpr double kLeast = 1e-6;  // the least number of tokens to divide by
+
+/// The rows of a file: texts, or pairs for --preference.
+struct Rows {
+  int64_t size;
+  std::string data;
+  data::Fetch fetch;
+  at::Tensor reference = {};  // of pairs: llm::log_probabilities() before training, for DPO
+};
+
+Rows rows_of(const std::filesystem::path& file, const Flags& flags, const Source& source) {
+  llm::TokenFile tokens(file);
+  llm::expect_vocabulary(tokens, source.config.vocab_size);
+  if (tokens.has_pairs() && flags.preference.empty())
+    throw ConfigError(fmt::format("{} has pairs of a chosen and a rejected answer; give --preference dpo or orpo", file.string()));
+  if (!tokens.has_pairs() && !flags.preference.empty())
+    throw ConfigError(fmt::format("{} has texts, but --preference {} learns from pairs, lines with \"chosen\" and \"rejected\"",
+                                  file.string(), flags.preference));
+  const auto of = [](auto rows) { return Rows{.size = rows.size(), .data = rows.data(), .fetch = rows}; };
+  if (flags.preference.empty()) return of(llm::PackedRows(std::move(tokens), source.length, flags.packing));
+  const llm::PairRows pairs(std::move(tokens), source.length);
+  if (pairs.left_out() > 0)
+    log(LogLevel::Warning, "{}: {} of {} pairs are left out, because an answer begins after token {}; --length takes more", file.string(),
+        pairs.left_out(), pairs.left_out() + pairs.size(), source.length);
+  return of(pairs);
+}
+
+/// A row of a batch: its tokens and their places in their documents.
+struct Batch {
+  at::Tensor tokens, positions, targets;
+
+  explicit Batch(const data::Samples& samples)
+      : tokens(samples.inputs.select(1, 0)), positions(samples.inputs.select(1, 1)), targets(samples.targets) {}
+  at::Tensor counted() const { return (targets != llm::kIgnored).sum(); }
+};
+
+/// The loss of one pass of a rank. The loss of a step is the mean over what is learned in it, tokens or pairs, whose number may differ
+/// between ranks and passes.
+struct Pass {
+  at::Tensor share;         // this rank's sum of losses / divisor
+  at::Tensor own, counted;  // what is learned in this pass: by this rank, and the mean over the ranks
+  at::Tensor divisor;       // `counted`, or with several passes a constant
+  std::vector<train::Measured> measured = {};
+};
+
+class Losses {
+ public:
+  Losses(Model& model, const Flags& flags, Trainer& trainer)
+      : model_(model),
+        flags_(flags),
+        trainer_(trainer),
+        passes_(trainer.settings().integer("gradient_accumulation_steps")),
+        preference_{.kind = flags.preference == "orpo" ? llm::Preference::Kind::Orpo : llm::Preference::Kind::Dpo, .beta = flags.beta} {}
+
+  /// For DPO, measures the rows of pairs with the model as it is. Called before a run resumes. Collective.
+  void refer(Rows& rows) const {
+    if (flags_.preference != "dpo") return;
+    rows.reference = at::zeros({rows.size, 2}, trainer_.world().traits().device);
+    if (Simulation::current() != nullptr || env("TESSERA_XLA_TRACE_ONLY")) return;
+    over(rows, std::nullopt, [&](const data::Samples& samples) {
+      const llm::PairBatch batch(samples);
+      const auto [numbers, sums] = trainer_.gather_for_metrics({batch.numbers, llm::log_probabilities(losses_of(batch), batch)}, samples);
+      rows.reference.index_copy_(0, numbers, sums);
+    });
+  }
+
+  Pass pass(const Rows& rows, const data::Samples& samples) const {
+    return flags_.preference.empty() ? pass_of_text(Batch(samples)) : pass_of_pairs(rows, llm::PairBatch(samples));
+  }
+
+  /// The loss first. Collective.
+  train::Values evaluate(const Rows& rows) const {
+    const auto device = trainer_.world().traits().device;
+    auto sums = at::zeros({flags_.preference.empty() ? 2 : 7}, torch::TensorOptions(device).dtype(torch::kDouble));
+    over(rows, llm::kIgnored, [&](const data::Samples& samples) {
+      if (flags_.preference.empty()) {
+        const Batch batch(samples);
+        const auto loss = model_->loss(batch.tokens, batch.targets, {.rows_at_once = flags_.rows_at_once}, {.positions = batch.positions});
+        sums += at::stack({loss * batch.counted(), batch.counted()}).to(sums.scalar_type());
+      } else {
+        const auto of = sums_of(rows, llm::PairBatch(samples));
+        sums += at::stack({of.loss, of.pairs, of.text_loss, of.tokens, of.chosen, of.rejected, of.accurate}).to(sums.scalar_type());
+      }
+    });
+    sums = trainer_.reduce(sums).cpu();
+    const auto* sum = sums.const_data_ptr<double>();
+    const auto of_pairs = [&](int i) { return sum[i] / sum[1]; };
+    if (flags_.preference.empty()) return {{"eval_loss", of_pairs(0)}};
+    return {{"eval_loss", of_pairs(0) + (sum[3] > 0 ? sum[2] / sum[3] : 0)},
+            {"eval_rewards/chosen", of_pairs(4)},
+            {"eval_rewards/rejected", of_pairs(5)},
+            {"eval_rewards/accuracies", of_pairs(6)},
+            {"eval_rewards/margins", of_pairs(4) - of_pairs(5)}};
+  }
+
+ private:
+  void over(const Rows& rows, std::optional<int64_t> target_of_repeats, const std::function<void(const data::Samples&)>& act) const {
+    data::Loader loader(trainer_.make_sampler({.size = rows.size,
+                                               .global_batch = flags_.batch_size * trainer_.num_processes(),
+                                               .order = data::Order::AsStored,
+                                               .tail = data::Tail::Fill}),
+                        rows.fetch, {.workers = flags_.workers, .target_of_repeats = target_of_repeats});
+    for (const auto& samples : trainer_.evaluation(model_, loader)) act(samples);
+  }
+
+  /// The constant by which passes divide if a step has several: the step divides by the count at its end.
+  at::Tensor divisor_of(const at::Tensor& counted, int64_t most) const {
+    return passes_ == 1 ? counted.clamp_min(kLeast) : torch::full_like(counted, most);
+  }
+
+  Pass pass_of_text(const Batch& batch) const {
+    Pass pass{.own = batch.counted().to(torch::kFloat)};
+    pass.counted = trainer_.reduce(pass.own, Reduce::Mean);
+    pass.divisor = divisor_of(pass.counted, batch.targets.numel());
+    pass.share = model_->loss(batch.tokens, batch.targets,
+                              {.z_loss = flags_.z_loss, .rows_at_once = flags_.rows_at_once, .divisor = pass.divisor},
+                              {.positions = batch.positions});
+    return pass;
+  }
+
+  at::Tensor losses_of(const llm::PairBatch& batch) const {
+    const auto losses = model_->losses(batch.tokens.flatten(0, 1), batch.next.flatten(0, 1), {.rows_at_once = flags_.rows_at_once});
+    return losses.unflatten(0, {-1, 2});
+  }
+  llm::PairSums sums_of(const Rows& rows, const llm::PairBatch& batch) const {
+    return llm::pair_sums(losses_of(batch), batch, preference_, rows.reference);
+  }
+
+  Pass pass_of_pairs(const Rows& rows, const llm::PairBatch& batch) const {
+    const auto sums = sums_of(rows, batch);
+    const auto counted = trainer_.reduce(at::stack({sums.pairs, sums.tokens}), Reduce::Mean);
+    Pass pass{.own = sums.pairs, .counted = counted[0]};
+    pass.divisor = divisor_of(pass.counted, batch.numbers.numel());
+    pass.share = (sums.loss + sums.text_loss * (counted[0] / counted[1].clamp_min(kLeast))) / pass.divisor;
+    const auto mean = [&](const char* name, const at::Tensor& sum) {
+      pass.measured.push_back({name, sum / sums.pairs.clamp_min(kLeast), sums.pairs});
+    };
+    mean("rewards/chosen", sums.chosen);
+    mean("rewards/rejected", sums.rejected);
+    mean("rewards/accuracies", sums.accurate);
+    mean("rewards/margins", sums.chosen - sums.rejected);
+    return pass;
+  }
+
+  Model& model_;
+  const Flags& flags_;
+  Trainer& trainer_;
+  const int64_t passes_;
+  const llm::Preference preference_;
+};
+
+}  // namespace
