@@ -34,7 +34,7 @@ at::Tensor losses_of(const at::Tensor& scores, const at::Tensor& log_sum, const 
 /// Computes the loss by autograd, with all scores in memory at once: for a weight whose operator is replaced, such as one with an adapter.
 at::Tensor loss_of_scores(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets, const LinearCrossEntropy& options) {
   const auto product = at::linear(x, weight);
-  const auto scores = product.to(at::promoteTypes(product.scalar_type(), at::kFloat));
+  const auto scores = softcapped(product.to(at::promoteTypes(product.scalar_type(), at::kFloat)), options.softcap);
   const auto counts = targets != options.ignore_index;
   const auto target = at::where(counts, targets, 0).unsqueeze(1);
   const auto losses = losses_of(scores, scores.logsumexp(1, /*keepdim=*/true), target, options.z_loss) * counts.unsqueeze(1);
@@ -58,7 +58,8 @@ Scored go_through(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
     const auto size = std::min(at_once, rows - begin);
     const auto part = x.narrow(0, begin, size).to(multiplied), counted = counts.narrow(0, begin, size).unsqueeze(1).to(dtype);
     const auto target = at::where(counts, targets, 0).narrow(0, begin, size).unsqueeze(1);
-    auto scores = at::linear(part, matrix).to(dtype);
+    auto scores = softcapped(at::linear(part, matrix).to(dtype), options.softcap);
+    const auto slope = options.softcap > 0 ? 1 - (scores / options.softcap).square() : at::Tensor();  // of the cap
     const auto log_sum = scores.logsumexp(1, /*keepdim=*/true);
     result.sum += (losses_of(scores, log_sum, target, options.z_loss) * counted).sum();
     if (!for_x && !for_weight) continue;
@@ -66,6 +67,7 @@ Scored go_through(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
     scores.sub_(log_sum).exp_();
     if (options.z_loss != 0) scores.mul_(1 + 2 * options.z_loss * log_sum);
     scores.scatter_add_(1, target, at::full({}, -1, scores.options()).expand(target.sizes())).mul_(counted);
+    if (slope.defined()) scores.mul_(slope);
     const auto grad = scores.to(multiplied);
     if (for_x) result.grad_x.narrow(0, begin, size).copy_(grad.matmul(matrix));
     if (!for_weight) continue;
@@ -111,6 +113,10 @@ struct Loss : torch::autograd::Function<Loss> {
 };
 
 }  // namespace
+
+at::Tensor softcapped(const at::Tensor& scores, double cap) {
+  return cap > 0 ? (scores / cap).tanh() * cap : scores;
+}
 
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
                                 const LinearCrossEntropy& options) {
