@@ -149,7 +149,7 @@ LlamaConfig config_of(const fs::path& path) {
     const auto shorts = checkpoint::read_gguf_tensor(file, kShortFactors);
     if (!shorts.defined()) throw ConfigError("{} has {}, but no {}", path, kLongFactors, kShortFactors);
     config.rope.longrope = {
-        .short_factor = meant_numbers(shorts), .long_factor = numbers_of(longs), .original_max_position_embeddings = original};
+        .short_factor = meant_numbers(shorts), .long_factor = meant_numbers(longs), .original_max_position_embeddings = original};
   }
   config.rope.attention_factor = nn::usual_attention_factor(config.rope, config.max_position_embeddings);
   if (has_window(config)) {

@@ -1,5 +1,5 @@
-// Decoders like Llama: Llama, Mistral, Qwen 2 and 3, SmolLM, Gemma 2 and 3, Phi 3 and 4. They have the parameters and names of Hugging Face's transformers, and compute
-// the same numbers.
+// Decoders like Llama: Llama, Mistral, Qwen 2 and 3, SmolLM, Gemma 2 and 3, Phi 3 and 4. They have the parameters and names of Hugging Face's
+// transformers, and compute the same numbers.
 #pragma once
 
 #include <torch/nn/module.h>
