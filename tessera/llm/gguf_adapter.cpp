@@ -141,10 +141,11 @@ at::Tensor without_pairs(const at::Tensor& b, const std::string& layer, const Gg
 
 std::map<std::string, Weights> layers_of(const GgufFile& file, const Heads& heads) {
   std::map<std::string, Weights> layers;
+  const auto architecture = file.architecture();
   for (const auto& tensor : file.tensors()) {
     const std::string_view name = tensor.name;
     const bool is_a = name.ends_with(kA), is_known = is_a || name.ends_with(kB);
-    const auto weight = is_known ? checkpoint::name_of_gguf(std::string(name.substr(0, name.size() - kA.size()))) : std::nullopt;
+    const auto weight = is_known ? checkpoint::name_of_gguf(architecture, std::string(name.substr(0, name.size() - kA.size()))) : std::nullopt;
     if (!weight || !weight->ends_with(kWeight) || tensor.sizes.size() != 2)
       throw ConfigError("{}: '{}' has no place in an adapter of peft, because it is not a LoRA matrix of a known layer", file.path(), name);
     const auto layer = weight->substr(0, weight->size() - kWeight.size());
@@ -196,7 +197,7 @@ void write_gguf_adapter(const fs::path& folder, const fs::path& file, const fs::
     const auto own = alpha_of(weights);
     const auto b = own == alpha ? weights.b : weights.b.to(at::kDouble) * (static_cast<double>(own) / static_cast<double>(alpha));
     const auto heads = checkpoint::heads_in_pairs(architecture, layer + ".", config.num_attention_heads, config.key_value_heads());
-    const auto name = checkpoint::gguf_name(layer + ".weight").value();
+    const auto name = checkpoint::gguf_name(architecture, layer + ".weight").value();
     add(name + ".lora_a", weights.of_embedding ? weights.a.t() : weights.a);  // llama.cpp takes one row per token
     add(name + ".lora_b", heads > 0 ? checkpoint::rows_for_gguf(b, heads) : b);
   }

@@ -27,10 +27,12 @@ using checkpoint::GgufFile;
 using checkpoint::GgufMetadata;
 using checkpoint::GgufTensor;
 using checkpoint::GgufType;
+using checkpoint::kLongFactors;
 using checkpoint::kRopeFactors;
+using checkpoint::kShortFactors;
 using models::LlamaConfig;
 
-constexpr std::array<std::string_view, 4> kArchitectures = {"llama", "qwen2", "qwen3", "smollm3"};
+constexpr std::array<std::string_view, 7> kArchitectures = {"llama", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3", "phi3"};
 /// The sizes that every file has, in the order in which files are written.
 constexpr std::pair<const char*, int64_t LlamaConfig::*> kSizes[] = {{"context_length", &LlamaConfig::max_position_embeddings},
                                                                      {"embedding_length", &LlamaConfig::hidden_size},
@@ -39,6 +41,25 @@ constexpr std::pair<const char*, int64_t LlamaConfig::*> kSizes[] = {{"context_l
                                                                      {"attention.head_count", &LlamaConfig::num_attention_heads}};
 // The meanings of the numbers in tokenizer.ggml.token_type.
 constexpr int64_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
+
+/// The divisor of scores in llama.cpp, which knows the largest Gemmas by their number of layers.
+int64_t attention_scalar(const LlamaConfig& config) {
+  const bool is_largest = config.num_hidden_layers == (config.model_type == "gemma2" ? 46 : 62);
+  return is_largest ? config.hidden_size / config.num_attention_heads : config.head_size();
+}
+
+/// Returns layer_types as llama.cpp has them for the architectures with a sliding window. The files have the window alone.
+std::vector<std::string> layers_of_window(const LlamaConfig& config) {
+  const auto full_each = config.model_type == "gemma2" ? 2 : config.is_gemma() ? 6 : 0;
+  std::vector<std::string> types;
+  for (int64_t layer = 0; layer < config.num_hidden_layers; layer++)
+    types.emplace_back(full_each > 0 && (layer + 1) % full_each == 0 ? "full_attention" : "sliding_attention");
+  return types;
+}
+
+bool has_window(const LlamaConfig& config) {
+  return config.is_gemma() || config.model_type == "phi3";
+}
 
 /// Returns the factors by which llama.cpp divides frequencies.
 at::Tensor rope_factors(const LlamaConfig& config) {
@@ -63,6 +84,12 @@ nn::Llama3Scaling scaling_of(const at::Tensor& factors, LlamaConfig config, cons
   const auto ours = rope_factors(config);
   if (!at::allclose(ours, factors, 1e-3)) throw refused;
   return scaling;
+}
+
+std::vector<double> meant_numbers(const at::Tensor& values) {
+  std::vector<double> numbers;
+  for (int64_t i = 0; i < values.numel(); i++) numbers.push_back(as_meant(values.flatten()[i].item<double>()));
+  return numbers;
 }
 
 /// Throws ConfigError, with a way out, unless the path is a folder or a GGUF file.
@@ -91,7 +118,7 @@ LlamaConfig config_of(const fs::path& path) {
     return *value;
   };
   const auto has = [&](const std::string& tensor) { return stored.catalog().tensors.contains(tensor); };
-  LlamaConfig config{.model_type = architecture,
+  LlamaConfig config{.model_type = architecture == "gemma3" ? "gemma3_text" : architecture,
                      .num_key_value_heads = file.integer(key("attention.head_count_kv")),
                      .head_dim = file.integer(key("attention.key_length")),
                      .attention_bias = architecture != "qwen2" && has("model.layers.0.self_attn.q_proj.bias"),
@@ -110,9 +137,35 @@ LlamaConfig config_of(const fs::path& path) {
   config.rope.theta = as_meant(file.number(key("rope.freq_base")).value_or(config.rope.theta));
   if (const auto turned = file.integer(key("rope.dimension_count")); turned && *turned != config.head_size())
     config.rope.partial_rotary_factor = static_cast<double>(*turned) / static_cast<double>(config.head_size());
+  const auto original = file.integer(key("rope.scaling.original_context_length")).value_or(config.max_position_embeddings);
   if (const auto type = file.text(key("rope.scaling.type")); type && *type != "none") {
-    if (*type != "linear") throw ConfigError("{}: {}: '{}' is not read here", path, key("rope.scaling.type"), *type);
-    config.rope.factor = as_meant(file.number(key("rope.scaling.factor")).value_or(1));
+    if (*type != "linear" && *type != "yarn" && *type != "longrope")
+      throw ConfigError("{}: {}: '{}' is not read here", path, key("rope.scaling.type"), *type);
+    const auto factor = as_meant(file.number(key("rope.scaling.factor")).value_or(1));
+    if (*type == "linear") config.rope.factor = factor;
+    if (*type == "yarn") config.rope.yarn = {.factor = factor, .original_max_position_embeddings = original};
+  }
+  if (const auto longs = checkpoint::read_gguf_tensor(file, kLongFactors); longs.defined()) {
+    const auto shorts = checkpoint::read_gguf_tensor(file, kShortFactors);
+    if (!shorts.defined()) throw ConfigError("{} has {}, but no {}", path, kLongFactors, kShortFactors);
+    config.rope.longrope = {
+        .short_factor = meant_numbers(shorts), .long_factor = meant_numbers(longs), .original_max_position_embeddings = original};
+  }
+  config.rope.attention_factor = nn::usual_attention_factor(config.rope, config.max_position_embeddings);
+  if (has_window(config)) {
+    config.sliding_window = file.integer(key("attention.sliding_window"));
+    if (config.sliding_window == 0) config.sliding_window.reset();
+    if (config.sliding_window) config.layer_types = layers_of_window(config);
+  }
+  if (config.is_gemma()) {
+    const auto cap = [&](std::string_view name, std::optional<double> usual) {
+      const auto found = file.number(key(name));
+      return found ? std::optional(as_meant(*found)) : usual;
+    };
+    config.query_pre_attn_scalar = attention_scalar(config);
+    if (architecture == "gemma2") config.attn_logit_softcapping = cap("attn_logit_softcapping", 50);
+    config.final_logit_softcapping = cap("final_logit_softcapping", architecture == "gemma2" ? std::optional(30.0) : std::nullopt);
+    if (architecture == "gemma3") config.rope_local_base_freq = 10000;
   }
   if (architecture == "smollm3") {
     for (int64_t layer = 0; layer < config.num_hidden_layers; layer++) config.no_rope_layers.push_back((layer + 1) % 4 != 0 ? 1 : 0);
@@ -189,10 +242,20 @@ void add_config(GgufMetadata& metadata, const LlamaConfig& config) {
   add("attention.layer_norm_rms_epsilon", f32(config.rms_norm_eps));
   add("rope.dimension_count", u32(nn::rotary_size(config.rope, config.head_size())));
   add("rope.freq_base", f32(config.rope.theta));
-  if (config.rope.factor != 1 && !config.rope.llama3) {
+  if (const auto& yarn = config.rope.yarn) {
+    add("rope.scaling.type", text("yarn"));
+    add("rope.scaling.factor", f32(yarn->factor));
+    add("rope.scaling.original_context_length", u32(yarn->original_max_position_embeddings));
+  } else if (const auto& longrope = config.rope.longrope) {
+    add("rope.scaling.original_context_length", u32(longrope->original_max_position_embeddings));
+    add("rope.scaling.attn_factor", f32(config.rope.attention_factor));
+  } else if (config.rope.factor != 1 && !config.rope.llama3) {
     add("rope.scaling.type", text("linear"));
     add("rope.scaling.factor", f32(config.rope.factor));
   }
+  if (has_window(config)) add("attention.sliding_window", u32(config.sliding_window.value_or(0)));
+  if (config.attn_logit_softcapping) add("attn_logit_softcapping", f32(*config.attn_logit_softcapping));
+  if (config.final_logit_softcapping) add("final_logit_softcapping", f32(*config.final_logit_softcapping));
 }
 
 void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, const LlamaConfig& config) {
@@ -272,8 +335,8 @@ const checkpoint::BlockCode* code_of(const std::string& name, const std::vector<
 std::string known_architecture(const GgufFile& file) {
   auto architecture = file.architecture();
   if (std::ranges::find(kArchitectures, architecture) == kArchitectures.end())
-    throw ConfigError("{}: general.architecture: '{}' is not one of the architectures of models::Llama...: llama, qwen2, qwen3, smollm3",
-                      file.path(), architecture);
+    throw ConfigError("{}: general.architecture: '{}' is not one of the architectures of models::Llama...: {}",
+                      file.path(), architecture, joined(kArchitectures));
   return architecture;
 }
 
@@ -289,9 +352,17 @@ data::Tokenizer read_tokenizer(const fs::path& path) {
 
 void expect_gguf_place(const LlamaConfig& config, const data::Tokenizer& tokenizer, const fs::path& model) {
   const auto refuse = [&](const std::string& why) { throw ConfigError("{} can't become a GGUF file: {}", model, why); };
-  if (config.rope.partial_rotary_factor != 1) refuse("partial_rotary_factor has no place there");
+  if (config.rope.partial_rotary_factor != 1 && config.model_type != "phi3") refuse("partial_rotary_factor has no place there");
+  if (const auto& yarn = config.rope.yarn; yarn && (config.rope.attention_factor != nn::usual_attention_factor(config.rope, 1) ||
+                                                    yarn->beta_fast != 32 || yarn->beta_slow != 1 || !yarn->truncate))
+    refuse("of yarn, only factor and original_max_position_embeddings have a place there");
+  if (config.is_gemma() && config.query_pre_attn_scalar.value_or(config.head_size()) != attention_scalar(config))
+    refuse(fmt::format("llama.cpp takes a query_pre_attn_scalar of {} for this shape", attention_scalar(config)));
+  if (config.rope_local_base_freq.value_or(10000) != 10000) refuse("llama.cpp takes a rope_local_base_freq of 10000");
+  if (has_window(config) && config.sliding_window && config.layer_types != layers_of_window(config))
+    refuse("llama.cpp has other layers with a sliding window than layer_types");
   for (int64_t layer = 0; layer < config.num_hidden_layers; layer++) {
-    if (config.slides(layer) && *config.sliding_window < config.max_position_embeddings)
+    if (!has_window(config) && config.slides(layer) && *config.sliding_window < config.max_position_embeddings)
       refuse(fmt::format("sliding_window {} has no place there; with max_position_embeddings {} in config.json it would have no effect",
                          *config.sliding_window, *config.sliding_window));
     if (config.rotates(layer) != (config.model_type != "smollm3" || (layer + 1) % 4 != 0))
@@ -320,25 +391,35 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
   const auto tokenizer = data::Tokenizer::read(folder);
   expect_gguf_place(config, tokenizer, folder);
   const checkpoint::CatalogReader stored(checkpoint::read_model(folder));
+  const auto architecture = architecture_of(config);
   auto metadata = general(config, "model", options.name.empty() ? name_of_folder(folder) : options.name, code->file_type);
   add_config(metadata, config);
   add_tokenizer(metadata, tokenizer, config);
   std::vector<GgufTensor> tensors;
   std::vector<std::string> names;
-  const auto factors = config.rope.llama3 ? rope_factors(config) : at::Tensor();
-  if (factors.defined()) tensors.push_back({.name = kRopeFactors, .sizes = factors.sizes().vec(), .code = plain});
+  std::vector<at::Tensor> factors;
+  const auto add_factors = [&](const char* name, const at::Tensor& values) {
+    tensors.push_back({.name = name, .sizes = values.sizes().vec(), .code = plain});
+    factors.push_back(values);
+  };
+  if (config.rope.llama3) add_factors(kRopeFactors, rope_factors(config));
+  if (config.rope.longrope) {
+    add_factors(kLongFactors, at::tensor(config.rope.longrope->long_factor, at::kFloat));
+    add_factors(kShortFactors, at::tensor(config.rope.longrope->short_factor, at::kFloat));
+  }
   for (const auto& [name, tensor] : stored.catalog().tensors) {
     if (name.ends_with("rotary_emb.inv_freq") || (config.tie_word_embeddings && name == "lm_head.weight")) continue;
-    const auto known = checkpoint::gguf_name(name);
+    const auto known = checkpoint::gguf_name(architecture, name);
     if (!known) throw ConfigError("{}: '{}' has no place in a GGUF file of {}", folder, name, config.model_type);
     tensors.push_back({.name = *known, .sizes = tensor.shape, .code = code_of(*known, tensor.shape, code, config.tie_word_embeddings)});
     names.push_back(name);
   }
   checkpoint::GgufWriter writer(file, metadata, tensors);
-  if (factors.defined()) writer.write(factors);
+  for (const auto& values : factors) writer.write(values);
   for (const auto& name : names) {
-    const auto heads = checkpoint::heads_in_pairs(architecture_of(config), name, config.num_attention_heads, config.key_value_heads());
-    const auto values = stored.read(name);
+    const auto heads = checkpoint::heads_in_pairs(architecture, name, config.num_attention_heads, config.key_value_heads());
+    auto values = stored.read(name);
+    if (checkpoint::has_one_added(architecture, name)) values = values.to(at::kFloat) + 1;
     writer.write(heads > 0 ? checkpoint::rows_for_gguf(values, heads) : values);
   }
   writer.close();

@@ -75,7 +75,7 @@ TEST(Gguf, HasTheValuesOfPythonsGguf) {
 }
 
 TEST(Gguf, GoesThereAndBack) {
-  for (const auto* type : {"llama", "qwen2", "qwen3", "smollm3"}) {
+  for (const auto* type : {"llama", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text", "phi3"}) {
     const Folder folder;
     const auto config = small_config(type);
     auto model = write_model(folder / "hub", config);
@@ -98,8 +98,13 @@ TEST(Gguf, GoesThereAndBack) {
       EXPECT_LE((again(tokens) - model(tokens)).abs().max().item<double>(), tolerance) << type << " " << code;
     }
     // llama.cpp rotates pairs of neighbours in the architectures llama and smollm3, and pairs from the halves of a head in others.
-    const auto key = model->named_parameters()["model.layers.1.self_attn.k_proj.weight"].unflatten(0, {2, 2, 8});  // head, half, row
-    const auto there = checkpoint::read_gguf_tensor(checkpoint::GgufFile(folder / "F32.gguf"), "blk.1.attn_k.weight").unflatten(0, {2, 16});
+    const bool is_fused = config.fuses_projections();  // queries come first
+    const auto* projection = is_fused ? "model.layers.1.self_attn.qkv_proj.weight" : "model.layers.1.self_attn.k_proj.weight";
+    const auto key = model->named_parameters()[projection].narrow(0, 0, 32).unflatten(0, {2, 2, 8});  // head, half, row
+    const auto there =
+        checkpoint::read_gguf_tensor(checkpoint::GgufFile(folder / "F32.gguf"), is_fused ? "blk.1.attn_qkv.weight" : "blk.1.attn_k.weight")
+            .narrow(0, 0, 32)
+            .unflatten(0, {2, 16});
     const bool in_pairs = type == std::string("llama") || type == std::string("smollm3");
     EXPECT_TRUE(at::equal(there.select(1, 3), key.select(1, in_pairs ? 1 : 0).select(1, in_pairs ? 1 : 3))) << type;
     llm::write_hub(folder / "F32.gguf", folder / "back");
@@ -166,6 +171,31 @@ TEST(Gguf, IsReadByPythonsGguf) {
     const checkpoint::CatalogReader ours(checkpoint::read_catalog(folder / code));
     EXPECT_TRUE(at::equal(values.read("blk.1.ffn_up.weight"), ours.read("model.layers.1.mlp.up_proj.weight").to(at::kFloat)));
     EXPECT_TRUE(at::equal(values.read("output_norm.weight"), ours.read("model.norm.weight")));
+  }
+}
+
+TEST(Gguf, IsReadByTransformers) {
+  const Folder folder;
+  const std::vector<std::string> types = {"gemma2", "gemma3_text", "phi3"};
+  std::vector<std::string> command = {TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/gguf_files.py", "load"};
+  const auto tokens = at::tensor({257, 97, 98, 32, 256}, at::kLong).unsqueeze(0);
+  std::vector<at::Tensor> ours;
+  for (const auto& type : types) {
+    auto config = small_config(type);
+    if (config.is_gemma()) config.head_dim = config.query_pre_attn_scalar = 256;  // which transformers takes for all Gemmas
+    config.rope = {.theta = config.rope.theta};                                   // it reads no scaling in GGUF files
+    if (type == "phi3") config.sliding_window.reset(), config.layer_types.clear();
+    auto model = write_model(folder / type, config);
+    command.push_back(folder / (type + ".gguf"));
+    llm::write_gguf(folder / type, command.back(), {.code = "F32"});
+    ours.push_back(model(tokens).detach());
+  }
+  const auto loaded = run_program(command);
+  if (loaded.status == kNoPackage) GTEST_SKIP() << "build/python has no packages gguf and transformers";
+  ASSERT_EQ(loaded.status, 0) << loaded.output;
+  for (size_t i = 0; i < types.size(); i++) {
+    const auto theirs = checkpoint::SafetensorsFile(folder / (types[i] + ".gguf.safetensors")).read("logits");
+    EXPECT_LT((ours[i] - theirs).abs().max().item<double>(), 1e-4) << types[i];
   }
 }
 
@@ -240,6 +270,15 @@ TEST(Gguf, NamesWhatIsWrong) {
   other = small_config("mistral");
   other.sliding_window = 16;
   EXPECT_THAT(refused(other), HasSubstr("sliding_window 16 has no place there; with max_position_embeddings 16"));
+  other = small_config("gemma2");
+  other.query_pre_attn_scalar = 24;
+  EXPECT_THAT(refused(other), HasSubstr("llama.cpp takes a query_pre_attn_scalar of 16 for this shape"));
+  other = small_config("gemma3_text");
+  other.layer_types = {"full_attention", "sliding_attention"};
+  EXPECT_THAT(refused(other), HasSubstr("other layers with a sliding window than layer_types"));
+  other = small_config("qwen2");
+  other.rope = {.yarn = nn::YarnScaling{.factor = 4}, .attention_factor = 1.5};
+  EXPECT_THAT(refused(other), HasSubstr("of yarn, only factor and original_max_position_embeddings have a place there"));
   other = small_config("smollm3");
   other.no_rope_layers = {1, 0};
   EXPECT_THAT(refused(other), HasSubstr("no_rope_layers says otherwise"));

@@ -14,7 +14,7 @@ namespace tessera::llm {
 
 /// Returns general.architecture for a model.
 inline std::string architecture_of(const models::LlamaConfig& config) {
-  return config.model_type == "mistral" ? "llama" : config.model_type;
+  return config.model_type == "mistral" ? "llama" : config.model_type == "gemma3_text" ? "gemma3" : config.model_type;
 }
 /// Returns general.architecture of a file. Throws ConfigError if models::Llama... does not have that architecture.
 std::string known_architecture(const checkpoint::GgufFile& file);

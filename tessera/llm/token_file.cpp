@@ -461,6 +461,7 @@ TokenFile::TokenFile(const fs::path& path) : path_(path) {
   tokens_ = {reinterpret_cast<const int32_t*>(bytes + file.offset("tokens")),
              static_cast<size_t>(file.info("tokens").bytes()) / sizeof(int32_t)};
   ends_ = {reinterpret_cast<const int64_t*>(bytes + file.offset("ends")), static_cast<size_t>(file.info("ends").bytes()) / sizeof(int64_t)};
+  vocabulary_ = std::strtoll(vocabulary->second.c_str(), nullptr, 10);
   pairs_ = file.metadata().contains("pairs");
   if (pairs_ && ends_.size() % 2 != 0) throw unlike(fmt::format("it has pairs, but {} documents", ends_.size()));
   checksum_ = file.checksum("tokens");

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/nn/attention.h"
@@ -25,12 +26,19 @@ Linear make_linear(int64_t inputs, int64_t outputs, bool bias, const LlamaConfig
 }
 
 nn::RmsNorm make_norm(int64_t size, const LlamaConfig& config) {
-  return nn::RmsNorm(size, config.rms_norm_eps);
+  return nn::RmsNorm(size, config.rms_norm_eps, config.is_gemma() ? 1 : 0);
 }
 
 /// As in transformers, the embedding of padding gets no gradient from inputs; a tied head may still give it one.
 torch::nn::EmbeddingOptions embedding_options(const LlamaConfig& config) {
   return torch::nn::EmbeddingOptions(config.vocab_size, config.hidden_size).padding_idx(config.pad_token_id);
+}
+
+double rounded_to(at::ScalarType dtype, double value) {
+  const auto number = static_cast<float>(value);
+  if (dtype == at::kBFloat16) return c10::BFloat16(number);
+  if (dtype == at::kHalf) return c10::Half(number);
+  return value;
 }
 
 /// Returns the mask that is added to attention scores, {1 or batch, 1, queries, keys}: 0 for keys that the queries at these places see,
@@ -69,28 +77,38 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, int64_t layer)
       head_size(config.head_size()),
       rotates(config.rotates(layer)),
       slides(config.slides(layer)),
-      dropout(config.attention_dropout) {
+      dropout(config.attention_dropout),
+      softcap(config.attn_logit_softcapping.value_or(0)) {
   const auto queries = config.num_attention_heads * head_size, keys = config.key_value_heads() * head_size;
-  const bool bias = config.attention_bias || config.model_type == "qwen2";
-  q_proj = register_module("q_proj", make_linear(config.hidden_size, queries, bias, config));
-  k_proj = register_module("k_proj", make_linear(config.hidden_size, keys, bias, config));
-  v_proj = register_module("v_proj", make_linear(config.hidden_size, keys, bias, config));
+  widths = {queries, keys, keys};
+  if (config.query_pre_attn_scalar) scale = 1 / std::sqrt(static_cast<double>(*config.query_pre_attn_scalar));
+  const auto make = [&](const char* name, int64_t outputs) {
+    return register_module(name, make_linear(config.hidden_size, outputs, config.biases_heads(), config));
+  };
+  if (config.fuses_projections()) {
+    qkv_proj = make("qkv_proj", queries + 2 * keys);
+  } else {
+    q_proj = make("q_proj", queries);
+    k_proj = make("k_proj", keys);
+    v_proj = make("v_proj", keys);
+  }
   o_proj = register_module("o_proj", make_linear(queries, config.hidden_size, config.attention_bias, config));
-  if (config.model_type != "qwen3") return;
+  if (!config.norms_heads()) return;
   q_norm = register_module("q_norm", make_norm(head_size, config));
   k_norm = register_module("k_norm", make_norm(head_size, config));
 }
 
 at::Tensor LlamaAttentionImpl::forward(const at::Tensor& states, const std::shared_ptr<const LlamaPass>& pass) {
-  const auto heads_of = [&](const Linear& projection, const nn::RmsNorm& norm) {
-    const auto heads = nn::linear(projection, states).unflatten(2, {-1, head_size});
+  std::vector<at::Tensor> fused;
+  if (!qkv_proj.is_empty()) fused = nn::linear(qkv_proj, states).split_with_sizes(widths, 2);
+  const auto heads_of = [&](size_t part, const Linear& projection, const nn::RmsNorm& norm) {
+    const auto heads = (fused.empty() ? nn::linear(projection, states) : fused[part]).unflatten(2, {-1, head_size});
     return norm.is_empty() ? heads : call(norm, heads);
   };
-  const auto placed = [&](const at::Tensor& heads) {
-    return rotates ? nn::rotary(heads, pass->table) : heads.transpose(1, 2).contiguous();
-  };
-  const auto queries = placed(heads_of(q_proj, q_norm));
-  auto keys = placed(heads_of(k_proj, k_norm)), values = heads_of(v_proj, nullptr).transpose(1, 2).contiguous();
+  const auto& table = slides && pass->local_table.cos.defined() ? pass->local_table : pass->table;
+  const auto placed = [&](const at::Tensor& heads) { return rotates ? nn::rotary(heads, table) : heads.transpose(1, 2).contiguous(); };
+  const auto queries = placed(heads_of(0, q_proj, q_norm));
+  auto keys = placed(heads_of(1, k_proj, k_norm)), values = heads_of(2, v_proj, nullptr).transpose(1, 2).contiguous();
   if (auto* cache = pass->cache) {
     auto& kept = cache->layers_[static_cast<size_t>(layer)];
     const auto append = [&](at::Tensor& all, at::Tensor& added) {
@@ -117,25 +135,48 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& states, const std::shar
                                                   {.mask = mask,
                                                    .causal = !mask.defined() && queries.size(2) > 1,
                                                    .documents = mask.defined() || pass->documents.empty() ? nullptr : &pass->documents,
-                                                   .dropout = is_training() ? dropout : 0}));
+                                                   .dropout = is_training() ? dropout : 0,
+                                                   .scale = scale,
+                                                   .softcap = softcap}));
 }
 
-LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config)
-    : gate_proj(register_module("gate_proj", make_linear(config.hidden_size, config.intermediate_size, config.mlp_bias, config))),
-      up_proj(register_module("up_proj", make_linear(config.hidden_size, config.intermediate_size, config.mlp_bias, config))),
-      down_proj(register_module("down_proj", make_linear(config.intermediate_size, config.hidden_size, config.mlp_bias, config))) {}
+LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config) : is_gemma(config.is_gemma()) {
+  const auto make = [&](const char* name, int64_t inputs, int64_t outputs) {
+    return register_module(name, make_linear(inputs, outputs, config.mlp_bias, config));
+  };
+  if (config.fuses_projections()) {
+    gate_up_proj = make("gate_up_proj", config.hidden_size, 2 * config.intermediate_size);
+  } else {
+    gate_proj = make("gate_proj", config.hidden_size, config.intermediate_size);
+    up_proj = make("up_proj", config.hidden_size, config.intermediate_size);
+  }
+  down_proj = make("down_proj", config.intermediate_size, config.hidden_size);
+}
 
 at::Tensor LlamaMLPImpl::forward(const at::Tensor& states) {
-  return nn::linear(down_proj, nn::swiglu(nn::linear(gate_proj, states), nn::linear(up_proj, states)));
+  if (!gate_up_proj.is_empty()) {
+    const auto parts = nn::linear(gate_up_proj, states).chunk(2, 2);
+    return nn::linear(down_proj, nn::swiglu(parts[0], parts[1]));
+  }
+  const auto gate = nn::linear(gate_proj, states), up = nn::linear(up_proj, states);
+  return nn::linear(down_proj, is_gemma ? nn::geglu(gate, up) : nn::swiglu(gate, up));
 }
 
 LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config, int64_t layer)
     : input_layernorm(register_module("input_layernorm", make_norm(config.hidden_size, config))),
       post_attention_layernorm(register_module("post_attention_layernorm", make_norm(config.hidden_size, config))),
       self_attn(register_module("self_attn", LlamaAttention(config, layer))),
-      mlp(register_module("mlp", LlamaMLP(config))) {}
+      mlp(register_module("mlp", LlamaMLP(config))) {
+  if (!config.is_gemma()) return;
+  pre_feedforward_layernorm = register_module("pre_feedforward_layernorm", make_norm(config.hidden_size, config));
+  post_feedforward_layernorm = register_module("post_feedforward_layernorm", make_norm(config.hidden_size, config));
+}
 
 at::Tensor LlamaDecoderLayerImpl::forward(const at::Tensor& states, const std::shared_ptr<const LlamaPass>& pass) {
+  if (!pre_feedforward_layernorm.is_empty()) {
+    const auto attended = states + post_attention_layernorm(self_attn(input_layernorm(states), pass));
+    return attended + post_feedforward_layernorm(mlp(pre_feedforward_layernorm(attended)));
+  }
   const auto attended = states + self_attn(input_layernorm(states), pass);
   return attended + mlp(post_attention_layernorm(attended));
 }
@@ -161,6 +202,16 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& i
     throw UsageError("a text of {} tokens does not fit a LlamaCache for {}; make a longer cache", all, input.cache->longest_);
   if (all > config.max_position_embeddings)
     throw UsageError("a text of {} tokens is longer than this model's max_position_embeddings, {}", all, config.max_position_embeddings);
+  if (input.cache != nullptr && config.rope.longrope) {
+    auto& seen = input.cache->tokens_;
+    seen = seen.defined() ? at::cat({seen, tokens}, 1) : tokens;
+    // From the first token beyond the original length on, all tokens have other angles, so that their keys are computed again.
+    const auto original = config.rope.longrope->original_max_position_embeddings;
+    if (before > 0 && before <= original && all > original) {
+      input.cache->length_ = 0;
+      return forward(std::exchange(seen, at::Tensor()), input).narrow(1, before, length);
+    }
+  }
   const auto pass = std::make_shared<LlamaPass>();
   // On devices that compile steps, the whole cache is read, and places are inputs from the host, so that every later token runs the same
   // program.
@@ -170,7 +221,10 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& i
   if (reads_whole) pass->places = places;
   const auto positions = input.positions.defined() ? input.positions : places.unsqueeze(0);
   pass->table = nn::rotary_table(config.rope, config.head_size(), positions);
+  if (config.rope_local_base_freq)
+    pass->local_table = nn::rotary_table({.theta = *config.rope_local_base_freq}, config.head_size(), positions);
   auto states = embed_tokens(tokens);
+  if (config.is_gemma()) states = states * rounded_to(states.scalar_type(), std::sqrt(static_cast<double>(config.hidden_size)));
   if (is_training() && neftune_alpha > 0) {
     const auto most = neftune_alpha / std::sqrt(static_cast<double>(length * config.hidden_size));
     states = states + at::empty_like(states).uniform_(-most, most);
@@ -203,7 +257,8 @@ at::Tensor LlamaForCausalLMImpl::forward(const at::Tensor& tokens, const LlamaIn
 }
 
 at::Tensor LlamaForCausalLMImpl::scores(const at::Tensor& states) {
-  return lm_head.is_empty() ? at::linear(states, model->embed_tokens->weight) : nn::linear(lm_head, states);
+  const auto scores = lm_head.is_empty() ? at::linear(states, model->embed_tokens->weight) : nn::linear(lm_head, states);
+  return nn::softcapped(scores, model->config.final_logit_softcapping.value_or(0));
 }
 
 at::Tensor LlamaForCausalLMImpl::loss(const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options,
@@ -219,8 +274,10 @@ at::Tensor LlamaForCausalLMImpl::losses(const at::Tensor& tokens, const at::Tens
 at::Tensor LlamaForCausalLMImpl::entropy(Entropy* entropy, const at::Tensor& tokens, const at::Tensor& targets,
                                          const nn::LinearCrossEntropy& options, const LlamaInput& input) {
   const auto states = call(model, tokens, input);
-  if (lm_head.is_empty()) return entropy(states, model->embed_tokens->weight, targets, options);
-  const auto of_head = [&](const torch::nn::LinearImpl& head, const at::Tensor& x) { return entropy(x, head.weight, targets, options); };
+  auto capped = options;
+  if (model->config.final_logit_softcapping) capped.softcap = *model->config.final_logit_softcapping;
+  if (lm_head.is_empty()) return entropy(states, model->embed_tokens->weight, targets, capped);
+  const auto of_head = [&](const torch::nn::LinearImpl& head, const at::Tensor& x) { return entropy(x, head.weight, targets, capped); };
   return call_with(lm_head, of_head, states);
 }
 

@@ -1,5 +1,5 @@
-// Decoders like Llama: Llama, Mistral, Qwen 2 and 3, SmolLM. They have the parameters and names of Hugging Face's transformers, and compute
-// the same numbers.
+// Decoders like Llama: Llama, Mistral, Qwen 2 and 3, SmolLM, Gemma 2 and 3, Phi 3 and 4. They have the parameters and names of Hugging Face's
+// transformers, and compute the same numbers.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,7 @@ class LlamaCache {
     at::Tensor keys, values;  // {batch, heads, room, size}; the room grows up to `longest`
   };
   int64_t longest_, length_ = 0;
+  at::Tensor tokens_ = {};  // all of them, for models whose rotary embeddings change with the length
   std::vector<Layer> layers_ = {};
 };
 
@@ -52,7 +54,7 @@ struct LlamaInput {
 
 /// Values that all layers of a pass share.
 struct LlamaPass {
-  nn::RotaryTable table;
+  nn::RotaryTable table, local_table = {};  // the second is that of sliding layers, if they have their own
   at::Tensor mask = {}, sliding_mask = {};  // undefined: each token sees itself and the earlier tokens of its document
   at::Tensor places = {};                   // {length}: this pass's tokens in the cache; undefined unless the whole cache is read
   std::vector<std::vector<int64_t>> documents =
@@ -66,9 +68,13 @@ struct LlamaAttentionImpl : torch::nn::Module {
 
   int64_t layer, head_size;
   bool rotates, slides;
-  double dropout;
-  torch::nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, o_proj{nullptr};
-  nn::RmsNorm q_norm{nullptr}, k_norm{nullptr};  // only for qwen3
+  double dropout, softcap;
+  std::optional<double> scale = {};
+  std::vector<int64_t> widths;                                          // of queries, keys and values
+  torch::nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr};  // these three, or
+  torch::nn::Linear qkv_proj{nullptr};                                  // this, if the model fuses projections
+  torch::nn::Linear o_proj{nullptr};
+  nn::RmsNorm q_norm{nullptr}, k_norm{nullptr};  // null in most families
 };
 TORCH_MODULE(LlamaAttention);
 
@@ -76,7 +82,10 @@ struct LlamaMLPImpl : torch::nn::Module {
   explicit LlamaMLPImpl(const LlamaConfig& config);
   at::Tensor forward(const at::Tensor& states);
 
-  torch::nn::Linear gate_proj{nullptr}, up_proj{nullptr}, down_proj{nullptr};
+  bool is_gemma;
+  torch::nn::Linear gate_proj{nullptr}, up_proj{nullptr};  // these two, or
+  torch::nn::Linear gate_up_proj{nullptr};                 // this, if the model fuses projections
+  torch::nn::Linear down_proj{nullptr};
 };
 TORCH_MODULE(LlamaMLP);
 
@@ -85,6 +94,7 @@ struct LlamaDecoderLayerImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& states, const std::shared_ptr<const LlamaPass>& pass);
 
   Called<nn::RmsNorm> input_layernorm{nullptr}, post_attention_layernorm{nullptr};
+  Called<nn::RmsNorm> pre_feedforward_layernorm{nullptr}, post_feedforward_layernorm{nullptr};  // null unless the model is a Gemma
   Called<LlamaAttention> self_attn{nullptr};
   Called<LlamaMLP> mlp{nullptr};
 };

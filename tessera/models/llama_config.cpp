@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "tessera/models/config_file.h"
 
@@ -13,6 +14,7 @@ namespace {
 
 constexpr int64_t kMostLayers = 65'536;
 constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
+constexpr auto kGelu = "gelu_pytorch_tanh";
 
 /// The defaults of a family for keys that a file lacks. Sizes need no defaults, because all files have them.
 struct Family {
@@ -20,6 +22,8 @@ struct Family {
   double rope_theta = 10000;
   std::optional<int64_t> sliding_window = {}, head_dim = {};
   bool tied = false;
+  int64_t full_each = 0;  // each full_each-th layer sees all tokens
+  std::optional<double> attention_cap = {}, final_cap = {}, local_theta = {};
 };
 constexpr std::array kFamilies = {
     Family{"llama", "LlamaForCausalLM"},
@@ -27,6 +31,23 @@ constexpr std::array kFamilies = {
     Family{"qwen2", "Qwen2ForCausalLM"},
     Family{.model_type = "qwen3", .architecture = "Qwen3ForCausalLM", .head_dim = 128},
     Family{.model_type = "smollm3", .architecture = "SmolLM3ForCausalLM", .rope_theta = 2000000, .tied = true},
+    Family{.model_type = "gemma2",
+           .architecture = "Gemma2ForCausalLM",
+           .sliding_window = 4096,
+           .head_dim = 256,
+           .tied = true,
+           .full_each = 2,
+           .attention_cap = 50,
+           .final_cap = 30},
+    Family{.model_type = "gemma3_text",
+           .architecture = "Gemma3ForCausalLM",
+           .rope_theta = 1e6,
+           .sliding_window = 4096,
+           .head_dim = 256,
+           .tied = true,
+           .full_each = 6,
+           .local_theta = 10000},
+    Family{"phi3", "Phi3ForCausalLM"},
 };
 
 const Family* family_of(std::string_view model_type) {
@@ -64,17 +85,64 @@ void each_of_scaling(auto& scaling, const auto& visit) {
   visit("original_max_position_embeddings", scaling.original_max_position_embeddings);
 }
 
+/// Calls visit(key, member) for the members of a scaling that files may lack.
+void each_of_yarn(auto& scaling, const auto& visit) {
+  visit("original_max_position_embeddings", scaling.original_max_position_embeddings);
+  visit("beta_fast", scaling.beta_fast);
+  visit("beta_slow", scaling.beta_slow);
+  visit("truncate", scaling.truncate);
+}
+
+void read_yarn(const ConfigFile& inner, int64_t longest, nn::RotaryOptions& rope) {
+  auto& yarn = rope.yarn.emplace();
+  yarn.original_max_position_embeddings = longest;
+  if (inner.find("factor") == nullptr) inner.refuse("factor", "yarn needs it");
+  inner.read("factor", yarn.factor);
+  each_of_yarn(yarn, [&](const char* key, auto& member) {
+    if (inner.find(key) != nullptr) inner.read(key, member);
+  });
+  std::optional<double> given, scale, of_all;
+  inner.read("attention_factor", given);
+  inner.read("mscale", scale);
+  inner.read("mscale_all_dim", of_all);
+  const auto grown = [&](double by) { return yarn.factor <= 1 ? 1 : 0.1 * by * std::log(yarn.factor) + 1; };
+  const bool has_scales = scale.value_or(0) != 0 && of_all.value_or(0) != 0;
+  rope.attention_factor = given.value_or(has_scales ? grown(*scale) / grown(*of_all) : grown(1));
+}
+
+void read_longrope(const ConfigFile& file, const ConfigFile& inner, int64_t longest, nn::RotaryOptions& rope) {
+  auto& longrope = rope.longrope.emplace();
+  for (const auto& [key, member] : {std::pair{"short_factor", &longrope.short_factor}, {"long_factor", &longrope.long_factor}}) {
+    const auto* list = inner.find(key);
+    if (list == nullptr || !list->is_array() || !std::ranges::all_of(*list, [](const Json& each) { return each.is_number(); }))
+      inner.refuse(key, "longrope needs a list of numbers");
+    *member = list->get<std::vector<double>>();
+  }
+  for (const auto* each : {&inner, &file}) each->read("original_max_position_embeddings", longrope.original_max_position_embeddings);
+  rope.attention_factor = nn::usual_attention_factor(rope, longest);
+}
+
 /// Reads the keys of rope_parameters, or of rope_scaling, which older files have next to rope_theta.
-void read_rope(const ConfigFile& file, const std::string& key, nn::RotaryOptions& rope) {
+void read_rope(const ConfigFile& file, const std::string& key, LlamaConfig& config) {
+  auto& rope = config.rope;
   const auto* found = file.find(key);
   if (found == nullptr) return;
   if (!found->is_object()) file.refuse(key, "this must be an object with rope_type");
   ConfigFile inner{.path = file.path, .json = *found, .prefix = file.prefix + key + ": "};
+  if (found->contains(kFull)) {  // of each kind of layers
+    LlamaConfig local;
+    read_rope(inner, std::string(kSliding), local);
+    if (local.rope != nn::RotaryOptions{.theta = local.rope.theta}) inner.refuse(std::string(kSliding), "only rope_theta is read here");
+    config.rope_local_base_freq = local.rope.theta;
+    return read_rope(inner, std::string(kFull), config);
+  }
   std::string type = "default";
   inner.read("type", type);
   inner.read("rope_type", type);
   inner.read("rope_theta", rope.theta);
   inner.read("partial_rotary_factor", rope.partial_rotary_factor);
+  const bool is_phi = config.model_type == "phi3";
+  if (is_phi && (type == "su" || type == "yarn")) type = "longrope";  // its names in the first files of Phi 3
   if (type == "linear") {
     inner.read("factor", rope.factor);
   } else if (type == "llama3") {
@@ -82,8 +150,12 @@ void read_rope(const ConfigFile& file, const std::string& key, nn::RotaryOptions
       if (inner.find(key) == nullptr) inner.refuse(key, "llama3 needs it");
       inner.read(key, member);
     });
+  } else if (type == "yarn") {
+    read_yarn(inner, config.max_position_embeddings, rope);
+  } else if (type == "longrope" && is_phi) {
+    read_longrope(file, inner, config.max_position_embeddings, rope);
   } else if (type != "default") {
-    inner.refuse(inner.json.contains("rope_type") ? "rope_type" : "type", "choose default, linear or llama3");
+    inner.refuse(inner.json.contains("rope_type") ? "rope_type" : "type", "choose default, linear, llama3 or yarn; phi3 also has longrope");
   }
 }
 
@@ -101,10 +173,15 @@ void read_no_rope(const ConfigFile& file, LlamaConfig& config) {
   }
 }
 
+/// Whether config.json says which layers slide; in other families all do that have a sliding_window.
+bool slides_by_layer(std::string_view model_type) {
+  return model_type != "llama" && model_type != "mistral" && model_type != "phi3";
+}
+
 void read_layers(const ConfigFile& file, const Family& family, LlamaConfig& config) {
   if (family.model_type == "smollm3") read_no_rope(file, config);
-  const bool slides_by_layer = family.model_type != "mistral" && family.model_type != "llama";
-  bool uses = !slides_by_layer;
+  const bool by_layer = slides_by_layer(family.model_type);
+  bool uses = !by_layer || family.full_each > 0;
   file.read("use_sliding_window", uses);
   config.sliding_window = family.sliding_window;
   file.read("sliding_window", config.sliding_window);
@@ -112,10 +189,15 @@ void read_layers(const ConfigFile& file, const Family& family, LlamaConfig& conf
   if (config.sliding_window) {
     int64_t full = 0;  // the first `full` layers see all tokens
     if (family.model_type.starts_with("qwen")) file.read("max_window_layers", full = 28);
+    auto full_each = family.full_each;
+    if (config.model_type == "gemma3_text") file.read("sliding_window_pattern", full_each);
+    const auto sees_all = [&](int64_t layer) {
+      return layer < full || (family.model_type == "smollm3" && config.rotates(layer)) || (full_each > 0 && (layer + 1) % full_each == 0);
+    };
     for (int64_t layer = 0; layer < config.num_hidden_layers; layer++)
-      config.layer_types.emplace_back(layer < full || (family.model_type == "smollm3" && config.rotates(layer)) ? kFull : kSliding);
+      config.layer_types.emplace_back(sees_all(layer) ? kFull : kSliding);
   }
-  if (const auto* types = file.find("layer_types"); types != nullptr && slides_by_layer) {
+  if (const auto* types = file.find("layer_types"); types != nullptr && by_layer) {
     const bool known = types->is_array() && std::ranges::all_of(*types, [](const Json& type) { return type == kFull || type == kSliding; });
     if (!known) file.refuse("layer_types", fmt::format("this must be a list of {} and {}", kFull, kSliding));
     config.layer_types = types->get<std::vector<std::string>>();
@@ -157,25 +239,38 @@ LlamaConfig LlamaConfig::read(const std::filesystem::path& folder) {
   if (file.find("model_type") == nullptr) file.refuse("model_type", fmt::format("choose one of {}", families()));
   file.read("model_type", config.model_type);
   const auto* family = family_of(config.model_type);
+  if (family == nullptr && config.model_type == "gemma3")
+    file.refuse("model_type", "pictures are not read here; take the GGUF file of this model, which has only its text model, gemma3_text");
   if (family == nullptr) file.refuse("model_type", fmt::format("models::Llama... knows only {}", families()));
-  file.expect("hidden_act", "silu", "models::Llama...");
+  config.is_gemma() ? file.expect("hidden_activation", kGelu, "models::Llama...") : file.expect("hidden_act", "silu", "models::Llama...");
+  file.expect("use_bidirectional_attention", false, "models::Llama...");
+  file.expect("resid_pdrop", 0, "models::Llama...");
   if (file.find("quantization_config") != nullptr)
     file.refuse("quantization_config", "quantized weights can't be trained; give the folder of the model before quantization");
   config.tie_word_embeddings = family->tied;
   config.head_dim = family->head_dim;
   config.rope.theta = family->rope_theta;
+  config.attn_logit_softcapping = family->attention_cap;
+  config.final_logit_softcapping = family->final_cap;
+  config.rope_local_base_freq = family->local_theta;
   each_plain(config, [&](const char* key, auto& member) { file.read(key, member); });
   if (config.num_hidden_layers > kMostLayers) file.refuse("num_hidden_layers", fmt::format("this must be at most {}", kMostLayers));
   // Families other than those below have no such biases, even if the file says so.
   const auto is_one_of = [&](auto... types) { return ((family->model_type == types) || ...); };
   if (!is_one_of("llama", "smollm3")) config.mlp_bias = false;
-  if (!is_one_of("llama", "qwen3", "smollm3")) config.attention_bias = false;
+  if (!is_one_of("llama", "qwen3", "smollm3", "gemma2", "gemma3_text")) config.attention_bias = false;
+  if (config.is_gemma()) {
+    file.read("query_pre_attn_scalar", config.query_pre_attn_scalar.emplace(256));
+    file.read("final_logit_softcapping", config.final_logit_softcapping);
+  }
+  if (config.attn_logit_softcapping) file.read("attn_logit_softcapping", config.attn_logit_softcapping);
+  if (config.rope_local_base_freq) file.read("rope_local_base_freq", config.rope_local_base_freq);
   file.read("num_key_value_heads", config.num_key_value_heads);
   file.read("head_dim", config.head_dim);
   file.read("rope_theta", config.rope.theta);
   file.read("partial_rotary_factor", config.rope.partial_rotary_factor);
-  read_rope(file, "rope_scaling", config.rope);
-  read_rope(file, "rope_parameters", config.rope);
+  read_rope(file, "rope_scaling", config);
+  read_rope(file, "rope_parameters", config);
   read_layers(file, *family, config);
   read_tokens(file, config);
   file.expect_sensible(config);
@@ -184,7 +279,8 @@ LlamaConfig LlamaConfig::read(const std::filesystem::path& folder) {
 
 void LlamaConfig::write(const std::filesystem::path& folder, at::ScalarType dtype) const {
   const auto* family = family_of(model_type);
-  Json json = {{"architectures", {family->architecture}}, {"model_type", model_type}, {"hidden_act", "silu"}};
+  Json json = {{"architectures", {family->architecture}}, {"model_type", model_type}};
+  json[is_gemma() ? "hidden_activation" : "hidden_act"] = is_gemma() ? kGelu : "silu";
   each_plain(*this, [&](const char* key, const auto& member) { json[key] = member; });
   json["num_key_value_heads"] = key_value_heads();
   json["head_dim"] = head_size();
@@ -194,15 +290,29 @@ void LlamaConfig::write(const std::filesystem::path& folder, at::ScalarType dtyp
   if (rope.llama3) {
     json["rope_scaling"] = {{"rope_type", "llama3"}};
     each_of_scaling(*rope.llama3, [&](const char* key, auto member) { json["rope_scaling"][key] = member; });
+  } else if (rope.yarn) {
+    json["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", rope.yarn->factor}, {"attention_factor", rope.attention_factor}};
+    each_of_yarn(*rope.yarn, [&](const char* key, auto member) { json["rope_scaling"][key] = member; });
+  } else if (rope.longrope) {  // transformers 4 wants these three keys alone
+    json["rope_scaling"] = {
+        {"type", "longrope"}, {"short_factor", rope.longrope->short_factor}, {"long_factor", rope.longrope->long_factor}};
+    json["original_max_position_embeddings"] = rope.longrope->original_max_position_embeddings;
   } else if (rope.factor != 1) {
     json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", rope.factor}};
   }
   if (model_type != "llama") {
     json["sliding_window"] = sliding_window ? Json(*sliding_window) : Json();
-    if (model_type != "mistral") json["use_sliding_window"] = sliding_window.has_value();
-    if (!layer_types.empty() && model_type != "mistral") json["layer_types"] = layer_types;
+    if (slides_by_layer(model_type) && !is_gemma()) json["use_sliding_window"] = sliding_window.has_value();
+    if (!layer_types.empty() && slides_by_layer(model_type)) json["layer_types"] = layer_types;
   }
   if (!no_rope_layers.empty()) json["no_rope_layers"] = no_rope_layers;
+  const auto add = [&](const char* key, const auto& member) { json[key] = member ? Json(*member) : Json(); };
+  if (is_gemma()) {
+    json["query_pre_attn_scalar"] = query_pre_attn_scalar.value_or(head_size());
+    add("attn_logit_softcapping", attn_logit_softcapping);
+    add("final_logit_softcapping", final_logit_softcapping);
+    if (rope_local_base_freq) add("rope_local_base_freq", rope_local_base_freq);
+  }
   json["bos_token_id"] = bos_token_id ? Json(*bos_token_id) : Json();
   json["eos_token_id"] = eos_token_ids.empty() ? Json() : eos_token_ids.size() == 1 ? Json(eos_token_ids[0]) : Json(eos_token_ids);
   json["pad_token_id"] = pad_token_id ? Json(*pad_token_id) : Json();
@@ -239,6 +349,28 @@ const LlamaConfig& expect_sense(const LlamaConfig& config) {
     expect(scaling->original_max_position_embeddings >= 1, "original_max_position_embeddings", scaling->original_max_position_embeddings,
            "at least 1");
   }
+  if (const auto& yarn = config.rope.yarn) {
+    expect(yarn->factor > 0, "factor", yarn->factor, "above 0");
+    expect(yarn->beta_slow > 0 && yarn->beta_fast >= yarn->beta_slow, "beta_fast", yarn->beta_fast, "at least beta_slow, which is above 0");
+    expect(yarn->original_max_position_embeddings >= 1, "original_max_position_embeddings", yarn->original_max_position_embeddings,
+           "at least 1");
+  }
+  if (const auto& longrope = config.rope.longrope) {
+    for (const auto* factors : {&longrope->short_factor, &longrope->long_factor}) {
+      expect(std::ssize(*factors) == turned / 2 && std::ranges::all_of(*factors, [](double factor) { return factor > 0; }),
+             "short_factor and long_factor", fmt::format("{}", fmt::join(*factors, ", ")),
+             fmt::format("{} numbers above 0, one for each pair of values that is rotated", turned / 2));
+    }
+    expect(longrope->original_max_position_embeddings >= 2, "original_max_position_embeddings", longrope->original_max_position_embeddings,
+           "at least 2");
+  }
+  expect(config.rope.attention_factor > 0, "attention_factor", config.rope.attention_factor, "above 0");
+  expect(config.rope_local_base_freq.value_or(1) > 0, "rope_local_base_freq", config.rope_local_base_freq.value_or(1), "above 0");
+  expect(config.query_pre_attn_scalar.value_or(1) >= 1, "query_pre_attn_scalar", config.query_pre_attn_scalar.value_or(1), "at least 1");
+  for (const auto& cap : {config.attn_logit_softcapping, config.final_logit_softcapping})
+    expect(cap.value_or(1) > 0, "a softcap of", cap.value_or(1), "above 0, or null");
+  expect(!config.attn_logit_softcapping || config.attention_dropout == 0, "attention_dropout", config.attention_dropout,
+         "0 beside attn_logit_softcapping");
   expect(config.rms_norm_eps > 0, "rms_norm_eps", config.rms_norm_eps, "above 0");
   expect(config.initializer_range >= 0, "initializer_range", config.initializer_range, "at least 0");
   expect(config.attention_dropout >= 0 && config.attention_dropout < 1, "attention_dropout", config.attention_dropout,

@@ -13,8 +13,8 @@
 
 namespace tessera::models {
 
-/// Members have the names of the keys in config.json. `model_type` is one of llama, mistral, qwen2, qwen3 and smollm3: qwen2 has biases in
-/// the projections to queries, keys and values; qwen3 normalises queries and keys.
+/// Members have the names of the keys in config.json. `model_type` is one of llama, mistral, qwen2, qwen3, smollm3, gemma2, gemma3_text and
+/// phi3 (which Phi 4 has, too).
 struct LlamaConfig {
   std::string model_type = "llama";
   int64_t vocab_size = 32000;
@@ -36,12 +36,21 @@ struct LlamaConfig {
   /// How many tokens a token sees, itself included, in layers whose entry in layer_types is "sliding_attention".
   std::optional<int64_t> sliding_window = {};
   std::vector<std::string> layer_types = {};  // "full_attention" or "sliding_attention"; empty: "full_attention" for all layers
+  std::optional<int64_t> query_pre_attn_scalar = {};      // scores are divided by its root; head_size() unless given
+  std::optional<double> attn_logit_softcapping = {};      // scores of attention become cap * tanh(score / cap)
+  std::optional<double> final_logit_softcapping = {};     // and so do those of tokens
+  std::optional<double> rope_local_base_freq = {};        // rope_theta of sliding layers, whose rotary embeddings have no scaling
   std::optional<int64_t> bos_token_id = {};
   std::optional<int64_t> pad_token_id = {};  // its embedding gets no gradient from inputs, as in transformers
   std::vector<int64_t> eos_token_ids = {};   // eos_token_id; a text ends after one of these tokens
 
   int64_t key_value_heads() const { return num_key_value_heads.value_or(num_attention_heads); }
   int64_t head_size() const { return head_dim.value_or(hidden_size / num_attention_heads); }
+  /// Norms also after attention and MLP, and all norms as distances from 1; gelu for silu; embeddings times the root of hidden_size.
+  bool is_gemma() const { return model_type.starts_with("gemma"); }
+  bool biases_heads() const { return attention_bias || model_type == "qwen2"; }  // in the projections to queries, keys and values
+  bool norms_heads() const { return model_type == "qwen3" || model_type == "gemma3_text"; }  // queries and keys
+  bool fuses_projections() const { return model_type == "phi3"; }  // queries, keys and values are one; so are gate and up
   bool slides(int64_t layer) const;
   bool rotates(int64_t layer) const { return no_rope_layers.empty() || no_rope_layers[static_cast<size_t>(layer)] != 0; }
 

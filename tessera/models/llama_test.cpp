@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
+
 #include "tessera/base/error.h"
 #include "tessera/models/generate.h"
 #include "tessera/shard/checkpoint_modules.h"
@@ -35,6 +37,20 @@ LlamaConfig small(bool sliding = false) {
   config.sliding_window = 4;
   config.layer_types = {"full_attention", "sliding_attention"};
   return config;
+}
+
+LlamaConfig small_of(const std::string& type) {
+  auto config = small(/*sliding=*/true);
+  config.model_type = type;
+  config.initializer_range = 0.5;
+  if (type == "phi3") config.layer_types = {"sliding_attention", "sliding_attention"};
+  if (type == "gemma2") config.attn_logit_softcapping = 2, config.final_logit_softcapping = 3, config.query_pre_attn_scalar = 12;
+  if (type == "gemma3_text") config.rope_local_base_freq = 50;
+  return config;
+}
+
+std::vector<LlamaConfig> shapes() {
+  return {small(), small(/*sliding=*/true), small_of("gemma2"), small_of("gemma3_text"), small_of("phi3")};
 }
 
 LlamaForCausalLM seeded(const LlamaConfig& config) {
@@ -72,14 +88,14 @@ TEST(Llama, AddsNoiseToEmbeddingsInTrainingOnly) {
 }
 
 TEST(Llama, SeesNothingOfOtherDocumentsInARow) {
-  for (const bool sliding : {false, true}) {
-    auto model = seeded(small(sliding));
+  for (const auto& config : shapes()) {
+    auto model = seeded(config);
     const auto first = text(5, 1), second = text(9, 2), third = text(2, 3);
     const auto row = at::cat({first, second, third}).unsqueeze(0),
                positions = at::cat({at::arange(5), at::arange(9), at::arange(2)}).unsqueeze(0);
     const auto packed = model(row, models::LlamaInput{.positions = positions});
     const auto apart = at::cat({model(first.unsqueeze(0)), model(second.unsqueeze(0)), model(third.unsqueeze(0))}, 1);
-    EXPECT_TRUE(at::allclose(packed, apart, 1e-4, 1e-5)) << sliding;
+    EXPECT_TRUE(at::allclose(packed, apart, 1e-4, 1e-5)) << config.model_type;
     // In a batch, each row has its own documents.
     const auto two = model(at::cat({row, row}), models::LlamaInput{.positions = at::cat({positions, at::arange(16).unsqueeze(0)})});
     EXPECT_TRUE(at::allclose(two.narrow(0, 0, 1), packed, 1e-4, 1e-5));
@@ -88,8 +104,8 @@ TEST(Llama, SeesNothingOfOtherDocumentsInARow) {
 }
 
 TEST(Llama, GoesOnFromItsCache) {
-  for (const bool sliding : {false, true}) {
-    auto model = seeded(small(sliding));
+  for (const auto& config : shapes()) {
+    auto model = seeded(config);
     const torch::NoGradGuard no_grad;
     const auto tokens = at::stack({text(14, 1), text(14, 2)});
     models::LlamaCache cache(20);
@@ -97,7 +113,7 @@ TEST(Llama, GoesOnFromItsCache) {
     for (const auto& [begin, length] : {std::pair<int64_t, int64_t>{0, 6}, {6, 1}, {7, 4}, {11, 1}, {12, 2}})
       scores.push_back(model(tokens.narrow(1, begin, length), models::LlamaInput{.cache = &cache}));
     EXPECT_EQ(cache.length(), 14);
-    EXPECT_TRUE(at::allclose(at::cat(scores, 1), model(tokens), 1e-4, 1e-5)) << sliding;
+    EXPECT_TRUE(at::allclose(at::cat(scores, 1), model(tokens), 1e-4, 1e-5)) << config.model_type;
     EXPECT_THAT(message_of<UsageError>([&] { model(text(7).unsqueeze(0), models::LlamaInput{.cache = &cache}); }),
                 HasSubstr("a text of 21 tokens does not fit a LlamaCache for 20"));
   }
@@ -110,9 +126,9 @@ TEST(Llama, RefusesTextsThatAreTooLong) {
 }
 
 TEST(Llama, TrainsShardedAsItDoesWhole) {
-  for (const bool tied : {false, true}) {
-    auto config = small();
-    config.tie_word_embeddings = tied;
+  auto tied = small();
+  tied.tie_word_embeddings = true;
+  for (const auto& config : {small(), tied, small_of("gemma2"), small_of("gemma3_text"), small_of("phi3")}) {
     with_ranks(2, [&](const Communicator& world) {
       auto whole = seeded(config), model = seeded(config);
       activation::checkpoint_modules(*model, wrap_classes({"LlamaDecoderLayer"}));
@@ -187,7 +203,12 @@ TEST(LlamaConfig, SurvivesItsFile) {
   other.bos_token_id = 1;
   LlamaConfig qwen{.model_type = "qwen2", .num_hidden_layers = 2, .tie_word_embeddings = true, .rope = {.factor = 2}};
   LlamaConfig smol{.model_type = "smollm3", .num_hidden_layers = 2, .no_rope_layers = {1, 0}, .eos_token_ids = {7}};
-  for (auto config : {LlamaConfig{}, other, qwen, smol}) {
+  auto gemma2 = small_of("gemma2"), gemma3 = small_of("gemma3_text"), phi = small_of("phi3"), yarn = small();
+  gemma3.query_pre_attn_scalar = 9;
+  phi.rope = {.partial_rotary_factor = 0.7, .longrope = nn::LongRopeScaling{{1, 1.5}, {2, 4}, 16}};
+  phi.rope.attention_factor = nn::usual_attention_factor(phi.rope, phi.max_position_embeddings);
+  yarn.rope = {.yarn = nn::YarnScaling{4, 16, 2, 8, false}, .attention_factor = 1.25};
+  for (auto config : {LlamaConfig{}, other, qwen, smol, gemma2, gemma3, phi, yarn}) {
     config.num_key_value_heads = config.key_value_heads();
     config.head_dim = config.head_size();
     if (config.model_type == "mistral") config.layer_types = {"sliding_attention", "sliding_attention"};
@@ -211,6 +232,12 @@ TEST(LlamaConfig, KnowsWhatTheFamilyHas) {
   EXPECT_TRUE(mistral.slides(0) && !mistral.attention_bias && !mistral.mlp_bias);
   EXPECT_TRUE(mistral.eos_token_ids.empty() && !mistral.bos_token_id);
   EXPECT_FALSE(read(R"({"model_type": "qwen2", "sliding_window": 8})").slides(27));
+  const auto gemma = read(R"({"model_type": "gemma3_text", "num_hidden_layers": 12})");
+  for (int64_t layer = 0; layer < 12; layer++) EXPECT_EQ(gemma.slides(layer), layer != 5 && layer != 11);
+  const auto phi = read(R"({"model_type": "phi3", "hidden_size": 8, "num_attention_heads": 1, "max_position_embeddings": 8192,
+      "rope_scaling": {"type": "su", "short_factor": [1, 1, 1, 1], "long_factor": [2, 2, 2, 2]}})");
+  EXPECT_EQ(phi.rope.longrope->original_max_position_embeddings, 4096);
+  EXPECT_NEAR(phi.rope.attention_factor, std::sqrt(1 + 1.0 / 12), 1e-12);
 }
 
 TEST(LlamaConfig, NamesWhatItCantTake) {
@@ -227,7 +254,15 @@ TEST(LlamaConfig, NamesWhatItCantTake) {
       {R"({"model_type": "llama", "hidden_size": "24"})", "hidden_size: \"24\": this must be an integer"},
       {R"({"model_type": "llama", "attention_bias": 1})", "attention_bias: 1: this must be true or false"},
       {R"({"model_type": "llama", "quantization_config": {}})", "quantization_config: {}: quantized weights can't be trained"},
-      {R"({"model_type": "llama", "rope_scaling": {"type": "yarn"}})", "rope_scaling: type: \"yarn\": choose default, linear or llama3"},
+      {R"({"model_type": "llama", "rope_scaling": {"type": "dynamic"}})",
+       "rope_scaling: type: \"dynamic\": choose default, linear, llama3 or yarn; phi3 also has longrope"},
+      {R"({"model_type": "llama", "rope_scaling": {"type": "yarn"}})", "rope_scaling: factor: missing: yarn needs it"},
+      {R"({"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": 1}})", "short_factor: 1: longrope needs a list of numbers"},
+      {R"({"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}})",
+       "can't have short_factor and long_factor 1: it must be 64 numbers above 0"},
+      {R"({"model_type": "gemma3"})", "model_type: \"gemma3\": pictures are not read here; take the GGUF file"},
+      {R"({"model_type": "gemma2", "hidden_activation": "silu"})", "knows only \"gelu_pytorch_tanh\""},
+      {R"({"model_type": "gemma2", "attention_dropout": 0.1})", "attention_dropout 0.1: it must be 0 beside attn_logit_softcapping"},
       {R"({"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}})", "rope_parameters: factor: missing: llama3 needs it"},
       {R"({"model_type": "llama", "num_key_value_heads": 3})",
        "a Llama can't have num_key_value_heads 3: it must be a divisor of num_attention_heads"},

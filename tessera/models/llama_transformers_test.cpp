@@ -39,6 +39,9 @@ void expect_same(const std::filesystem::path& folder, const Communicator& world)
   loss.backward();
   for (const auto& [name, parameter] : named_parameters(model)) expect_close(full_grad(parameter), "gradient of " + name);
   model->eval();
+  const auto length = tokens.size(1);
+  const auto positions = at::cat({at::arange(length - 10), at::arange(10)}).unsqueeze(0);  // of two documents
+  expect_close(model(tokens.narrow(0, 0, 1), models::LlamaInput{.positions = positions}).detach(), "packed");
   const auto continued = expected.read("continued");
   const auto ours = models::generate(*model, tokens.narrow(0, 0, 1), {.most = continued.size(1) - tokens.size(1), .ends = {}});
   EXPECT_TRUE(at::equal(ours, continued)) << folder << ours << continued;
@@ -51,7 +54,8 @@ TEST(LlamaTransformers, ScoresGradientsAndTextsAreTheirs) {
   ASSERT_EQ(written.status, 0) << written.output;
   with_ranks(2, [&](const Communicator& world) {
     for (const auto* name :
-         {"llama", "llama5", "linear", "tied", "padded", "tied-padded", "mistral", "qwen2", "qwen3", "smollm3", "partial"})
+         {"llama", "llama5", "linear", "tied", "padded", "tied-padded", "mistral", "qwen2", "qwen3", "smollm3", "partial", "yarn",
+          "yarn-whole", "gemma2", "gemma3", "phi3", "phi4", "phi4-long"})
       expect_same(folder / name, world);
   });
 }

@@ -8,6 +8,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,10 +51,14 @@ struct GroupedAttention {
   /// as many keys as queries.
   const std::vector<std::vector<int64_t>>* documents = nullptr;
   double dropout = 0;
+  std::optional<double> scale = {};  // of scores; 1 / sqrt(size) unless given
+  /// Scores become softcap * tanh(score / softcap) before the mask; 0: they stay. Not together with dropout.
+  double softcap = 0;
 };
 
 /// Takes queries {batch, heads, length, size} and keys and values {batch, fewer heads, keys, size}, and returns {batch, length, heads *
-/// size}. On CPUs, without a mask and dropout, no tensor of queries * keys is made, and keys and values are not repeated in memory.
+/// size}. On CPUs, without a mask and dropout, no tensor of queries * keys is made, and keys and values are not repeated in memory. With a
+/// softcap, scores are in memory for a part of the queries at a time, and again in backward, which can't be differentiated.
 /// Throws UsageError for arguments that don't fit each other.
 at::Tensor grouped_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                              const GroupedAttention& options = {});

@@ -35,7 +35,7 @@ at::Tensor losses_of(const at::Tensor& scores, const at::Tensor& log_sum, const 
 /// Computes the losses by autograd, with all scores in memory at once: for a weight whose operator is replaced, such as one with an adapter.
 at::Tensor losses_of_scores(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets, const LinearCrossEntropy& options) {
   const auto product = at::linear(x, weight);
-  const auto scores = product.to(at::promoteTypes(product.scalar_type(), at::kFloat));
+  const auto scores = softcapped(product.to(at::promoteTypes(product.scalar_type(), at::kFloat)), options.softcap);
   const auto counts = (targets != options.ignore_index).unsqueeze(1);
   const auto target = at::where(counts, targets.unsqueeze(1), 0);
   return (losses_of(scores, scores.logsumexp(1, /*keepdim=*/true), target, options.z_loss) * counts).squeeze(1);
@@ -57,7 +57,8 @@ Scored go_through(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
     const auto size = std::min(at_once, rows - begin);
     const auto part = x.narrow(0, begin, size).to(multiplied), counted = counts.narrow(0, begin, size).unsqueeze(1).to(dtype);
     const auto target = at::where(counts, targets, 0).narrow(0, begin, size).unsqueeze(1);
-    auto scores = at::linear(part, matrix).to(dtype);
+    auto scores = softcapped(at::linear(part, matrix).to(dtype), options.softcap);
+    const auto slope = options.softcap > 0 ? 1 - (scores / options.softcap).square() : at::Tensor();  // of the cap
     const auto log_sum = scores.logsumexp(1, /*keepdim=*/true);
     result.losses.narrow(0, begin, size).copy_((losses_of(scores, log_sum, target, options.z_loss) * counted).squeeze(1));
     if (!for_x && !for_weight) continue;
@@ -66,6 +67,7 @@ Scored go_through(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
     scores.sub_(log_sum).exp_();
     if (options.z_loss != 0) scores.mul_(1 + 2 * options.z_loss * log_sum);
     scores.scatter_add_(1, target, at::full({}, -1, scores.options()).expand(target.sizes())).mul_(factor);
+    if (slope.defined()) scores.mul_(slope);
     const auto grad = scores.to(multiplied);
     if (for_x) result.grad_x.narrow(0, begin, size).copy_(grad.matmul(matrix));
     if (!for_weight) continue;
@@ -123,12 +125,14 @@ struct Losses : torch::autograd::Function<Losses> {
     context->saved_data["ignore_index"] = options.ignore_index;
     context->saved_data["z_loss"] = options.z_loss;
     context->saved_data["rows_at_once"] = options.rows_at_once;
+    context->saved_data["softcap"] = options.softcap;
     return go_through(x, weight, targets, {}, options, /*for_x=*/false, /*for_weight=*/false).losses;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& grads) {
     refuse_second_derivatives("linear_cross_entropies makes its gradients itself");
     const auto saved = context->get_saved_variables();
     const LinearCrossEntropy options{.ignore_index = context->saved_data["ignore_index"].toInt(),
+                                     .softcap = context->saved_data["softcap"].toDouble(),
                                      .z_loss = context->saved_data["z_loss"].toDouble(),
                                      .rows_at_once = context->saved_data["rows_at_once"].toInt()};
     const auto scored =
@@ -144,6 +148,10 @@ void expect_fit(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
 }
 
 }  // namespace
+
+at::Tensor softcapped(const at::Tensor& scores, double cap) {
+  return cap > 0 ? (scores / cap).tanh() * cap : scores;
+}
 
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
                                 const LinearCrossEntropy& options) {

@@ -14,7 +14,7 @@ namespace tessera::testing::linear_cross_entropy_test {
 namespace {
 
 at::Tensor plain(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets, const nn::LinearCrossEntropy& options) {
-  const auto scores = at::linear(x, weight).flatten(0, -2), flat = targets.flatten();
+  const auto scores = nn::softcapped(at::linear(x, weight).flatten(0, -2), options.softcap), flat = targets.flatten();
   const auto counts = (flat != options.ignore_index).to(scores.scalar_type());
   const auto squares = (scores.logsumexp(-1).square() * counts).sum() / counts.sum();
   return at::cross_entropy_loss(scores, flat, {}, at::Reduction::Mean, options.ignore_index) + options.z_loss * squares;
@@ -28,7 +28,7 @@ TEST(LinearCrossEntropy, IsThePlainOne) {
         auto x = at::randn({2, 5, 6}, dtype).requires_grad_(), weight = at::randn({11, 6}, dtype).requires_grad_();
         auto targets = at::randint(0, 11, {2, 5}, at::kLong);
         targets[0][3] = targets[1][0] = -100;
-        const nn::LinearCrossEntropy options{.z_loss = z, .rows_at_once = at_once};
+        const nn::LinearCrossEntropy options{.softcap = at_once == 4 ? 1.5 : 0, .z_loss = z, .rows_at_once = at_once};
         const auto ours = nn::linear_cross_entropy(x, weight, targets, options) * 0.5, theirs = plain(x, weight, targets, options) * 0.5;
         const double tolerance = dtype == at::kDouble ? 1e-12 : 1e-5;
         EXPECT_TRUE(at::allclose(ours, theirs, tolerance, tolerance)) << ours << theirs;

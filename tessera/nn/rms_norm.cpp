@@ -49,7 +49,8 @@ Two backward_of(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& w
 /// Whether the kernels support these tensors.
 bool fits(const at::Tensor& x, const at::Tensor& weight) {
   const auto dtype = x.scalar_type();
-  return (dtype == at::kFloat || dtype == at::kBFloat16) && weight.scalar_type() == dtype && weight.is_contiguous() && x.numel() > 0;
+  const bool has_weight = weight.scalar_type() == dtype || weight.scalar_type() == at::kFloat;
+  return (dtype == at::kFloat || dtype == at::kBFloat16) && has_weight && x.numel() > 0;
 }
 
 /// Calls act with a pointer of the kernels' type for each tensor.
@@ -61,33 +62,33 @@ void with_values(const auto& act, const auto&... tensors) {
 
 Two forward_on_cpu(const at::Tensor& x, const at::Tensor& weight, double eps) {
   if (!fits(x, weight)) return forward_of(x, weight, eps);
-  const auto rows = x.contiguous();
+  const auto rows = x.contiguous(), scale = weight.to(at::kFloat).contiguous();
   auto y = at::empty_like(rows);
   auto r = at::empty(x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)), x.options().dtype(at::kFloat));
   with_values(
-      [&]<class T>(T* from, T* scale, T* to) {
-        const NormForward<T> norm{from, scale, to, r.data_ptr<float>(), weight.numel(), static_cast<float>(eps)};
+      [&]<class T>(T* from, T* to) {
+        const NormForward<T> norm{from, scale.data_ptr<float>(), to, r.data_ptr<float>(), weight.numel(), static_cast<float>(eps)};
         at::parallel_for(0, r.numel(), kRowsAtOnce, [&](int64_t begin, int64_t end) { run(norm, begin, end); });
       },
-      rows, weight, y);
+      rows, y);
   return {y, r};
 }
 
 Two backward_on_cpu(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& r) {
   if (!fits(x, weight) || grad.scalar_type() != x.scalar_type()) return backward_of(grad, x, weight, r);
-  const auto rows = x.contiguous(), gradients = grad.contiguous();
+  const auto rows = x.contiguous(), gradients = grad.contiguous(), scale = weight.to(at::kFloat).contiguous();
   auto grad_x = at::empty_like(rows);
   const auto parts = at::divup(r.numel(), kRowsAtOnce);
   const auto sums = at::zeros({parts, weight.numel()}, r.options());
   with_values(
-      [&]<class T>(T* from, T* values, T* scale, T* to) {
-        const NormBackward<T> norm{from, values, scale, r.data_ptr<float>(), to, weight.numel()};
+      [&]<class T>(T* from, T* values, T* to) {
+        const NormBackward<T> norm{from, values, scale.data_ptr<float>(), r.data_ptr<float>(), to, weight.numel()};
         at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
           for (auto part = begin; part < end; part++)
             run(norm, part * kRowsAtOnce, std::min((part + 1) * kRowsAtOnce, r.numel()), sums.data_ptr<float>() + part * weight.numel());
         });
       },
-      gradients, rows, weight, grad_x);
+      gradients, rows, grad_x);
   return {grad_x, sums.sum(0).to(weight.scalar_type())};
 }
 
@@ -134,10 +135,11 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return RmsNormalize::apply(x, weight, eps);
 }
 
-RmsNormImpl::RmsNormImpl(int64_t size, double eps) : eps(eps), weight(register_parameter("weight", at::ones({size}))) {}
+RmsNormImpl::RmsNormImpl(int64_t size, double eps, double offset)
+    : eps(eps), offset(offset), weight(register_parameter("weight", at::full({size}, 1 - offset))) {}
 
 at::Tensor RmsNormImpl::forward(const at::Tensor& x) {
-  return rms_norm(x, weight, eps);
+  return rms_norm(x, offset == 0 ? weight : weight.to(dtype_of_sums(x)) + offset, eps);
 }
 
 void RmsNormImpl::pretty_print(std::ostream& stream) const {

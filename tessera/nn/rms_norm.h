@@ -11,11 +11,12 @@ namespace tessera::nn {
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 struct RmsNormImpl : torch::nn::Module {
-  explicit RmsNormImpl(int64_t size, double eps = 1e-6);
+  /// The weight is stored less `offset`: Gemma's, as the distance from 1.
+  explicit RmsNormImpl(int64_t size, double eps = 1e-6, double offset = 0);
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& stream) const override;
 
-  double eps;
+  double eps, offset;
   at::Tensor weight;
 };
 TORCH_MODULE(RmsNorm);

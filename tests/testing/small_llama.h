@@ -34,11 +34,23 @@ inline models::LlamaConfig small_config(const std::string& type) {
                              .head_dim = 16,
                              .max_position_embeddings = 16384,
                              .initializer_range = 0.2,
-                             .tie_word_embeddings = type == "qwen3",
+                             .tie_word_embeddings = type == "qwen3" || type.starts_with("gemma"),
                              .bos_token_id = 257,
                              .eos_token_ids = {256}};
   if (type == "llama") config.rope = {.theta = 5e5, .llama3 = nn::Llama3Scaling{}};
   if (type == "smollm3") config.no_rope_layers = {1, 1};
+  if (config.is_gemma() || type == "phi3") {
+    config.sliding_window = 3;
+    config.layer_types = {"sliding_attention", type == "gemma2" ? "full_attention" : "sliding_attention"};
+    config.pad_token_id = 0;
+  }
+  if (config.is_gemma()) config.query_pre_attn_scalar = 16;
+  if (type == "gemma2") config.attn_logit_softcapping = 50, config.final_logit_softcapping = 30;
+  if (type == "gemma3_text") config.rope = {.theta = 1e6, .factor = 8}, config.rope_local_base_freq = 10000;
+  if (type == "phi3") {
+    config.rope = {.partial_rotary_factor = 0.5, .longrope = nn::LongRopeScaling{{1, 1.1, 1.3, 1.5}, {1.2, 3, 8, 16}, 4096}};
+    config.rope.attention_factor = nn::usual_attention_factor(config.rope, config.max_position_embeddings);
+  }
   return config;
 }
 

@@ -187,6 +187,12 @@ std::vector<StoredBox> boxes_of_pairs(const GgufTensor& tensor, int64_t heads) {
   return boxes;
 }
 
+/// Decodes float32 values to which 1 was added.
+constexpr BlockCode kLessOne{.name = "F32", .bytes = sizeof(float), .decode = [](const uint8_t* block, float* value) {
+                               std::memcpy(value, block, sizeof *value);
+                               *value -= 1;
+                             }};
+
 StoredTensor stored_of(const GgufTensor& tensor) {
   StoredTensor stored{.dtype = at::kFloat, .shape = tensor.sizes};
   if (tensor.code->name == "F16") stored.dtype = at::kHalf;
@@ -289,13 +295,19 @@ bool is_gguf_file(const std::filesystem::path& path) {
 Catalog read_gguf(const GgufFile& file) {
   const auto& path = file.path();
   Catalog catalog{.files = {path}};
+  const auto architecture = file.architecture();
   for (const auto& tensor : file.tensors()) {
-    const auto name = name_of_gguf(tensor.name).value_or(tensor.name);
-    if (name == kRopeFactors) {
+    const auto name = name_of_gguf(architecture, tensor.name).value_or(tensor.name);
+    if (name == kRopeFactors || name == kLongFactors || name == kShortFactors) {
       catalog.left_out[name] = "the model's configuration says which factors its rotary embeddings have";
       continue;
     }
     auto stored = stored_of(tensor);
+    if (has_one_added(architecture, name)) {
+      if (stored.dtype != at::kFloat || stored.code != nullptr)
+        throw IoError("{}: '{}' is {}, but norms of {} are read as F32 only", path, tensor.name, tensor.code->name, architecture);
+      stored.code = &kLessOne;
+    }
     const auto heads = heads_in_pairs(file, name);
     if (heads > 0) {
       const auto rows = tensor.sizes.empty() ? 0 : tensor.sizes[0];

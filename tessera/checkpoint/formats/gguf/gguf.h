@@ -78,16 +78,22 @@ class GgufFile {
 bool is_gguf_file(const std::filesystem::path& path);
 
 /// Returns the tensors under Hugging Face's names; a tensor without such a name keeps its own. Changes the rows of query and key
-/// projections from llama.cpp's order to Hugging Face's. Leaves out kRopeFactors.
+/// projections from llama.cpp's order to Hugging Face's, and subtracts the 1 that has_one_added() says. Leaves out factors of rotary
+/// embeddings.
 Catalog read_gguf(const GgufFile& file);
 /// Reads the tensor of this name in the file, with its rows in the file's order. Returns an undefined tensor if the file has none.
 at::Tensor read_gguf_tensor(const GgufFile& file, const std::string& name);
 /// The tensor with the divisors of the frequencies of rotary embeddings.
 inline constexpr auto kRopeFactors = "rope_freqs.weight";
+/// Those of LongRoPE, for long and for short texts.
+inline constexpr auto kLongFactors = "rope_factors_long.weight", kShortFactors = "rope_factors_short.weight";
 
-/// Translates the name of a Hugging Face tensor to its name in GGUF files, and back. Returns nothing if the name has no counterpart.
-std::optional<std::string> gguf_name(const std::string& name);
-std::optional<std::string> name_of_gguf(const std::string& gguf);
+/// Translates the name of a Hugging Face tensor to its name in GGUF files of the architecture, and back. Returns nothing if the name has no
+/// counterpart.
+std::optional<std::string> gguf_name(std::string_view architecture, const std::string& name);
+std::optional<std::string> name_of_gguf(std::string_view architecture, const std::string& gguf);
+/// Whether GGUF files of the architecture have 1 added to this Hugging Face tensor: the norms of Gemma.
+bool has_one_added(std::string_view architecture, std::string_view name);
 
 /// Returns how many heads the rows of this Hugging Face tensor belong to if GGUF files of the architecture interleave the two halves of
 /// each head's rows; else 0.

@@ -10,9 +10,15 @@ namespace {
 
 struct NamePair {
   std::string_view gguf, hub;
+  std::string_view of = {};  // only in architectures that begin so
 };
 constexpr NamePair kOfModel[] = {{"token_embd", "model.embed_tokens"}, {"output_norm", "model.norm"}, {"output", "lm_head"}};
-constexpr NamePair kOfLayers[] = {{"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},
+constexpr NamePair kOfLayers[] = {{"ffn_norm", "pre_feedforward_layernorm", "gemma"},
+                                  {"post_attention_norm", "post_attention_layernorm", "gemma"},
+                                  {"post_ffw_norm", "post_feedforward_layernorm", "gemma"},
+                                  {"attn_qkv", "self_attn.qkv_proj", "phi3"},
+                                  {"ffn_up", "mlp.gate_up_proj", "phi3"},
+                                  {"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},
                                   {"attn_k", "self_attn.k_proj"},      {"attn_v", "self_attn.v_proj"},
                                   {"attn_output", "self_attn.o_proj"}, {"attn_q_norm", "self_attn.q_norm"},
                                   {"attn_k_norm", "self_attn.k_norm"}, {"ffn_norm", "post_attention_layernorm"},
@@ -21,13 +27,14 @@ constexpr NamePair kOfLayers[] = {{"attn_norm", "input_layernorm"},    {"attn_q"
 constexpr std::string_view kLayer = "blk.", kHubLayer = "model.layers.";
 
 /// Translates a name such as "blk.3.attn_q.weight" in parts: the layer before the stem, the stem, and ".weight" or ".bias".
-std::optional<std::string> translated(std::string_view name, std::string_view NamePair::* from, std::string_view NamePair::* to,
-                                      std::string_view layer_from, std::string_view layer_to) {
+std::optional<std::string> translated(std::string_view architecture, std::string_view name, std::string_view NamePair::* from,
+                                      std::string_view NamePair::* to, std::string_view layer_from, std::string_view layer_to) {
   const auto dot = name.rfind('.');
   if (dot == std::string_view::npos) return {};
   const auto stem = name.substr(0, dot), end = name.substr(dot);
   const auto find = [&](const auto& table, std::string_view wanted) -> const NamePair* {
-    const auto* const found = std::ranges::find(table, wanted, from);
+    const auto* const found =
+        std::ranges::find_if(table, [&](const NamePair& pair) { return pair.*from == wanted && architecture.starts_with(pair.of); });
     return found == std::end(table) ? nullptr : found;
   };
   if (!stem.starts_with(layer_from)) {
@@ -44,11 +51,11 @@ std::optional<std::string> translated(std::string_view name, std::string_view Na
 
 }  // namespace
 
-std::optional<std::string> gguf_name(const std::string& name) {
-  return translated(name, &NamePair::hub, &NamePair::gguf, kHubLayer, kLayer);
+std::optional<std::string> gguf_name(std::string_view architecture, const std::string& name) {
+  return translated(architecture, name, &NamePair::hub, &NamePair::gguf, kHubLayer, kLayer);
 }
-std::optional<std::string> name_of_gguf(const std::string& gguf) {
-  return translated(gguf, &NamePair::gguf, &NamePair::hub, kLayer, kHubLayer);
+std::optional<std::string> name_of_gguf(std::string_view architecture, const std::string& gguf) {
+  return translated(architecture, gguf, &NamePair::gguf, &NamePair::hub, kLayer, kHubLayer);
 }
 
 }  // namespace tessera::checkpoint

@@ -60,6 +60,10 @@ int64_t heads_in_pairs(std::string_view architecture, std::string_view name, int
   return is_of(".self_attn.q_proj.") ? heads : is_of(".self_attn.k_proj.") ? key_value_heads : 0;
 }
 
+bool has_one_added(std::string_view architecture, std::string_view name) {
+  return architecture.starts_with("gemma") && name.ends_with("norm.weight");
+}
+
 at::Tensor rows_for_gguf(const at::Tensor& weight, int64_t heads) {
   return weight.unflatten(0, {heads, 2, -1}).transpose(1, 2).flatten(0, 2).contiguous();
 }
