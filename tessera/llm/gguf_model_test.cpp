@@ -75,7 +75,7 @@ TEST(Gguf, HasTheValuesOfPythonsGguf) {
 }
 
 TEST(Gguf, GoesThereAndBack) {
-  for (const auto* type : {"llama", "qwen2", "qwen3", "smollm3"}) {
+  for (const auto* type : {"llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"}) {
     const Folder folder;
     const auto config = small_config(type);
     auto model = write_model(folder / "hub", config);
@@ -100,7 +100,7 @@ TEST(Gguf, GoesThereAndBack) {
     // llama.cpp rotates pairs of neighbours in the architectures llama and smollm3, and pairs from the halves of a head in others.
     const auto key = model->named_parameters()["model.layers.1.self_attn.k_proj.weight"].unflatten(0, {2, 2, 8});  // head, half, row
     const auto there = checkpoint::read_gguf_tensor(checkpoint::GgufFile(folder / "F32.gguf"), "blk.1.attn_k.weight").unflatten(0, {2, 16});
-    const bool in_pairs = type == std::string("llama") || type == std::string("smollm3");
+    const bool in_pairs = type == std::string("llama") || type == std::string("mixtral") || type == std::string("smollm3");
     EXPECT_TRUE(at::equal(there.select(1, 3), key.select(1, in_pairs ? 1 : 0).select(1, in_pairs ? 1 : 3))) << type;
     llm::write_hub(folder / "F32.gguf", folder / "back");
     LlamaForCausalLM back(LlamaConfig::read(folder / "back"));

@@ -14,7 +14,8 @@ namespace tessera::llm {
 
 /// Returns general.architecture for a model.
 inline std::string architecture_of(const models::LlamaConfig& config) {
-  return config.model_type == "mistral" ? "llama" : config.model_type;
+  const auto& type = config.model_type;
+  return type == "mistral" || type == "mixtral" ? "llama" : type == "qwen2_moe" ? "qwen2moe" : type == "qwen3_moe" ? "qwen3moe" : type;
 }
 /// Returns general.architecture of a file. Throws ConfigError if models::Llama... does not have that architecture.
 std::string known_architecture(const checkpoint::GgufFile& file);

@@ -20,12 +20,16 @@ struct Family {
   double rope_theta = 10000;
   std::optional<int64_t> sliding_window = {}, head_dim = {};
   bool tied = false;
+  bool has_experts = false;
 };
 constexpr std::array kFamilies = {
     Family{"llama", "LlamaForCausalLM"},
     Family{.model_type = "mistral", .architecture = "MistralForCausalLM", .sliding_window = 4096},
+    Family{.model_type = "mixtral", .architecture = "MixtralForCausalLM", .rope_theta = 1e6, .has_experts = true},
     Family{"qwen2", "Qwen2ForCausalLM"},
+    Family{.model_type = "qwen2_moe", .architecture = "Qwen2MoeForCausalLM", .has_experts = true},
     Family{.model_type = "qwen3", .architecture = "Qwen3ForCausalLM", .head_dim = 128},
+    Family{.model_type = "qwen3_moe", .architecture = "Qwen3MoeForCausalLM", .has_experts = true},
     Family{.model_type = "smollm3", .architecture = "SmolLM3ForCausalLM", .rope_theta = 2000000, .tied = true},
 };
 
@@ -62,6 +66,40 @@ void each_of_scaling(auto& scaling, const auto& visit) {
   visit("low_freq_factor", scaling.low_freq_factor);
   visit("high_freq_factor", scaling.high_freq_factor);
   visit("original_max_position_embeddings", scaling.original_max_position_embeddings);
+}
+
+/// Calls visit(key, member) for what describes the experts of a family.
+void each_of_experts(std::string_view model_type, auto& experts, const auto& visit) {
+  const bool is_mixtral = model_type == "mixtral";
+  visit(is_mixtral ? "num_local_experts" : "num_experts", experts.num_experts);
+  visit("num_experts_per_tok", experts.num_experts_per_tok);
+  visit("output_router_logits", experts.output_router_logits);
+  visit("router_aux_loss_coef", experts.router_aux_loss_coef);
+  if (is_mixtral) return;
+  visit("moe_intermediate_size", experts.intermediate_size);
+  visit("decoder_sparse_step", experts.decoder_sparse_step);
+  visit("norm_topk_prob", experts.norm_topk_prob);
+  if (model_type == "qwen2_moe") visit("shared_expert_intermediate_size", experts.shared_expert_intermediate_size);
+}
+
+void read_experts(const ConfigFile& file, LlamaConfig& config) {
+  auto& experts = config.experts.emplace();
+  if (config.model_type == "mixtral") {
+    experts.intermediate_size = config.intermediate_size;
+    file.expect("router_jitter_noise", 0.0, "models::Llama...");
+  } else if (config.model_type == "qwen2_moe") {
+    experts = {.num_experts = 60, .num_experts_per_tok = 4, .intermediate_size = 1408, .shared_expert_intermediate_size = 5632};
+    file.expect("qkv_bias", true, "models::Llama...");
+  } else {
+    experts = {.num_experts = 128, .num_experts_per_tok = 8, .intermediate_size = 768};
+  }
+  experts.norm_topk_prob = config.model_type == "mixtral";
+  each_of_experts(config.model_type, experts, [&](const char* key, auto& member) { file.read(key, member); });
+  const auto* dense = file.find("mlp_only_layers");
+  if (dense == nullptr) return;
+  if (!dense->is_array() || !std::ranges::all_of(*dense, &Json::is_number_integer))
+    file.refuse("mlp_only_layers", "this must be a list of numbers of layers");
+  experts.mlp_only_layers = dense->get<std::vector<int64_t>>();
 }
 
 /// Reads the keys of rope_parameters, or of rope_scaling, which older files have next to rope_theta.
@@ -103,15 +141,16 @@ void read_no_rope(const ConfigFile& file, LlamaConfig& config) {
 
 void read_layers(const ConfigFile& file, const Family& family, LlamaConfig& config) {
   if (family.model_type == "smollm3") read_no_rope(file, config);
-  const bool slides_by_layer = family.model_type != "mistral" && family.model_type != "llama";
-  bool uses = !slides_by_layer;
+  const bool slides_by_layer = family.model_type != "mistral" && family.model_type != "llama" && !family.has_experts;
+  const bool may_say_no = family.model_type.starts_with("qwen");
+  bool uses = !slides_by_layer && !may_say_no;
   file.read("use_sliding_window", uses);
   config.sliding_window = family.sliding_window;
   file.read("sliding_window", config.sliding_window);
   if (!uses || family.model_type == "llama") config.sliding_window.reset();
   if (config.sliding_window) {
     int64_t full = 0;  // the first `full` layers see all tokens
-    if (family.model_type.starts_with("qwen")) file.read("max_window_layers", full = 28);
+    if (may_say_no && slides_by_layer) file.read("max_window_layers", full = 28);
     for (int64_t layer = 0; layer < config.num_hidden_layers; layer++)
       config.layer_types.emplace_back(layer < full || (family.model_type == "smollm3" && config.rotates(layer)) ? kFull : kSliding);
   }
@@ -147,6 +186,10 @@ void read_tokens(const ConfigFile& file, LlamaConfig& config) {
 
 }  // namespace
 
+bool LlamaConfig::has_experts(int64_t layer) const {
+  return experts && (layer + 1) % experts->decoder_sparse_step == 0 && std::ranges::find(experts->mlp_only_layers, layer) == experts->mlp_only_layers.end();
+}
+
 bool LlamaConfig::slides(int64_t layer) const {
   return sliding_window && !layer_types.empty() && layer_types[static_cast<size_t>(layer)] == kSliding;
 }
@@ -169,7 +212,7 @@ LlamaConfig LlamaConfig::read(const std::filesystem::path& folder) {
   // Families other than those below have no such biases, even if the file says so.
   const auto is_one_of = [&](auto... types) { return ((family->model_type == types) || ...); };
   if (!is_one_of("llama", "smollm3")) config.mlp_bias = false;
-  if (!is_one_of("llama", "qwen3", "smollm3")) config.attention_bias = false;
+  if (!is_one_of("llama", "qwen3", "qwen3_moe", "smollm3")) config.attention_bias = false;
   file.read("num_key_value_heads", config.num_key_value_heads);
   file.read("head_dim", config.head_dim);
   file.read("rope_theta", config.rope.theta);
@@ -178,6 +221,7 @@ LlamaConfig LlamaConfig::read(const std::filesystem::path& folder) {
   read_rope(file, "rope_parameters", config.rope);
   read_layers(file, *family, config);
   read_tokens(file, config);
+  if (family->has_experts) read_experts(file, config);
   file.expect_sensible(config);
   return config;
 }
@@ -200,7 +244,11 @@ void LlamaConfig::write(const std::filesystem::path& folder, at::ScalarType dtyp
   if (model_type != "llama") {
     json["sliding_window"] = sliding_window ? Json(*sliding_window) : Json();
     if (model_type != "mistral") json["use_sliding_window"] = sliding_window.has_value();
-    if (!layer_types.empty() && model_type != "mistral") json["layer_types"] = layer_types;
+    if (!layer_types.empty() && model_type != "mistral" && !experts) json["layer_types"] = layer_types;
+  }
+  if (experts) {
+    each_of_experts(model_type, *experts, [&](const char* key, const auto& member) { json[key] = member; });
+    if (model_type != "mixtral") json["mlp_only_layers"] = experts->mlp_only_layers;
   }
   if (!no_rope_layers.empty()) json["no_rope_layers"] = no_rope_layers;
   json["bos_token_id"] = bos_token_id ? Json(*bos_token_id) : Json();
@@ -250,6 +298,17 @@ const LlamaConfig& expect_sense(const LlamaConfig& config) {
          fmt::format("{}", fmt::join(config.layer_types, ", ")), for_all);
   expect(config.no_rope_layers.empty() || config.no_rope_layers.size() == layers, "no_rope_layers",
          fmt::format("{}", fmt::join(config.no_rope_layers, ", ")), for_all);
+  expect(config.experts.has_value() == family_of(config.model_type)->has_experts, "model_type", config.model_type,
+         "one with experts if `experts` is set, and else one without");
+  if (config.experts) {
+    each_of_experts("qwen2_moe", *config.experts, [&](const char* key, auto value) {
+      const bool is_shared = std::string_view(key).starts_with("shared");
+      if constexpr (std::is_same_v<decltype(value), int64_t>)
+        expect(value >= (is_shared ? 0 : 1) && value <= kLargestSize, key, value, fmt::format("from {} to {}", is_shared ? 0 : 1, kLargestSize));
+    });
+    expect(config.experts->num_experts_per_tok <= config.experts->num_experts, "num_experts_per_tok", config.experts->num_experts_per_tok,
+           "at most the number of experts");
+  }
   auto tokens = config.eos_token_ids;
   for (const auto& token : {config.bos_token_id, config.pad_token_id}) tokens.push_back(token.value_or(0));
   for (const auto token : tokens) expect(token >= 0 && token < config.vocab_size, "a special token", token, "a token of the vocabulary");

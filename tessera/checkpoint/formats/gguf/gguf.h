@@ -85,9 +85,13 @@ at::Tensor read_gguf_tensor(const GgufFile& file, const std::string& name);
 /// The tensor with the divisors of the frequencies of rotary embeddings.
 inline constexpr auto kRopeFactors = "rope_freqs.weight";
 
-/// Translates the name of a Hugging Face tensor to its name in GGUF files, and back. Returns nothing if the name has no counterpart.
+/// Translates the name of a Hugging Face tensor to its name in GGUF files of an architecture, and back. Returns nothing if the name has no
+/// counterpart. GGUF files stack the tensors of a layer's experts; the Hugging Face name of such a stack has kAnyExpert for the number.
 std::optional<std::string> gguf_name(const std::string& name);
-std::optional<std::string> name_of_gguf(const std::string& gguf);
+std::optional<std::string> name_of_gguf(const std::string& gguf, std::string_view architecture);
+inline constexpr auto kAnyExpert = "*";
+/// Where the number of the expert lies in a Hugging Face name: its begin and size. Nothing for a tensor of no expert.
+std::optional<std::pair<size_t, size_t>> number_of_expert(std::string_view name);
 
 /// Returns how many heads the rows of this Hugging Face tensor belong to if GGUF files of the architecture interleave the two halves of
 /// each head's rows; else 0.

@@ -17,12 +17,24 @@ constexpr NamePair kOfLayers[] = {{"attn_norm", "input_layernorm"},    {"attn_q"
                                   {"attn_output", "self_attn.o_proj"}, {"attn_q_norm", "self_attn.q_norm"},
                                   {"attn_k_norm", "self_attn.k_norm"}, {"ffn_norm", "post_attention_layernorm"},
                                   {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
-                                  {"ffn_down", "mlp.down_proj"}};
+                                  {"ffn_down", "mlp.down_proj"},       {"ffn_gate_inp", "mlp.gate"},
+                                  {"ffn_gate_exps", "mlp.experts.*.gate_proj"},
+                                  {"ffn_up_exps", "mlp.experts.*.up_proj"},
+                                  {"ffn_down_exps", "mlp.experts.*.down_proj"},
+                                  {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
+                                  {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
+                                  {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
+                                  {"ffn_down_shexp", "mlp.shared_expert.down_proj"}};
+constexpr NamePair kOfMixtral[] = {{"ffn_gate_inp", "block_sparse_moe.gate"},
+                                   {"ffn_gate_exps", "block_sparse_moe.experts.*.w1"},
+                                   {"ffn_up_exps", "block_sparse_moe.experts.*.w3"},
+                                   {"ffn_down_exps", "block_sparse_moe.experts.*.w2"}};
 constexpr std::string_view kLayer = "blk.", kHubLayer = "model.layers.";
 
 /// Translates a name such as "blk.3.attn_q.weight" in parts: the layer before the stem, the stem, and ".weight" or ".bias".
+/// `of_mixtral`: whether names of Mixtral are meant where other models have others.
 std::optional<std::string> translated(std::string_view name, std::string_view NamePair::* from, std::string_view NamePair::* to,
-                                      std::string_view layer_from, std::string_view layer_to) {
+                                      std::string_view layer_from, std::string_view layer_to, bool of_mixtral) {
   const auto dot = name.rfind('.');
   if (dot == std::string_view::npos) return {};
   const auto stem = name.substr(0, dot), end = name.substr(dot);
@@ -37,7 +49,8 @@ std::optional<std::string> translated(std::string_view name, std::string_view Na
   const auto rest = stem.substr(layer_from.size());
   const auto digits = rest.find_first_not_of("0123456789");
   if (digits == std::string_view::npos || digits == 0 || rest[digits] != '.') return {};
-  const auto* pair = find(kOfLayers, rest.substr(digits + 1));
+  const auto* pair = of_mixtral ? find(kOfMixtral, rest.substr(digits + 1)) : nullptr;
+  if (pair == nullptr) pair = find(kOfLayers, rest.substr(digits + 1));
   if (pair == nullptr) return {};
   return fmt::format("{}{}.{}{}", layer_to, rest.substr(0, digits), pair->*to, end);
 }
@@ -45,10 +58,20 @@ std::optional<std::string> translated(std::string_view name, std::string_view Na
 }  // namespace
 
 std::optional<std::string> gguf_name(const std::string& name) {
-  return translated(name, &NamePair::hub, &NamePair::gguf, kHubLayer, kLayer);
+  auto stacked = name;
+  if (const auto digits = number_of_expert(name)) stacked.replace(digits->first, digits->second, kAnyExpert);
+  return translated(stacked, &NamePair::hub, &NamePair::gguf, kHubLayer, kLayer, /*of_mixtral=*/true);
 }
-std::optional<std::string> name_of_gguf(const std::string& gguf) {
-  return translated(gguf, &NamePair::gguf, &NamePair::hub, kLayer, kHubLayer);
+std::optional<std::string> name_of_gguf(const std::string& gguf, std::string_view architecture) {
+  return translated(gguf, &NamePair::gguf, &NamePair::hub, kLayer, kHubLayer, architecture == "llama");
+}
+
+std::optional<std::pair<size_t, size_t>> number_of_expert(std::string_view name) {
+  constexpr std::string_view kExperts = ".experts.";
+  const auto found = name.find(kExperts);
+  if (found == std::string_view::npos) return {};
+  const auto begin = found + kExperts.size(), end = name.find('.', begin);
+  return end == std::string_view::npos ? std::nullopt : std::optional(std::pair(begin, end - begin));
 }
 
 }  // namespace tessera::checkpoint
