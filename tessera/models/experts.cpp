@@ -5,6 +5,7 @@
 
 #include "tessera/nn/linear.h"
 #include "tessera/nn/swiglu.h"
+#include "tessera/shard/some_ranks.h"
 
 namespace tessera::models {
 
