@@ -123,6 +123,7 @@ struct Subject {
   int64_t batch = 0;
   std::function<Batch(int64_t batch)> draw;
   std::function<at::Tensor(const Batch&)> loss;
+  std::function<void(const tessera::ShardOptions&)> shard_first = {};  // makes units inside of `units`
 };
 
 inline std::vector<std::shared_ptr<torch::nn::Module>> members(const torch::nn::ModuleList& list) {

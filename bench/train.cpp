@@ -5,6 +5,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
+#include <tessera/llm/units.h>
 #include <tessera/models/llama.h>
 #include <tessera/models/mlp.h>
 #include <tessera/models/mnist.h>
@@ -29,9 +30,9 @@ using bench::Batch, bench::Subject, bench::Clock, bench::members, bench::median,
 
 struct Flags : bench::TrainingFlags {
   std::string residence = "auto", device = "cpu", optimizer = "tessera";
-  int64_t heads = 8, length = 256;
+  int64_t heads = 8, length = 256, experts_together = llm::kExpertsTogether;
   bool whole = false, in_backward = false, narrow_parameters = false, checkpointing = false, whole_scores = false, state_on_disk = false,
-       lora = false, qlora = false, adamw8bit = false, by_host = false;
+       lora = false, qlora = false, evaluates = false, adamw8bit = false, by_host = false;
   int zero = 3;
 
   bool is_narrow() const { return dtype == "bf16"; }
@@ -39,6 +40,38 @@ struct Flags : bench::TrainingFlags {
   bool takes_narrow() const { return is_narrow() && (!whole || narrow_parameters); }
   torch::Dtype stored() const { return is_narrow() && narrow_parameters ? torch::kBFloat16 : torch::kFloat; }
 };
+
+/// The shape of SmolLM2, unless it is given.
+models::LlamaConfig llama_config(const Flags& flags) {
+  const auto width = or_else(flags.width, 576);
+  return {.vocab_size = 49152,
+          .hidden_size = width,
+          .intermediate_size = width / 3 * 8,
+          .num_hidden_layers = or_else(flags.layers, 30),
+          .num_attention_heads = width / 64,
+          .num_key_value_heads = width / 192,
+          .max_position_embeddings = std::max<int64_t>(flags.length, 2048),
+          .tie_word_embeddings = true,
+          .rope = {.theta = 100000}};
+}
+
+/// Eight experts of which a token uses two, as in Mixtral, or 64 small ones of which it uses four.
+models::LlamaConfig experts_config(const Flags& flags) {
+  const auto width = or_else(flags.width, 512);
+  const bool is_mixtral = flags.model == "mixtral";
+  return {.model_type = is_mixtral ? "mixtral" : "qwen3_moe",
+          .vocab_size = 32000,
+          .hidden_size = width,
+          .intermediate_size = 3 * width,
+          .num_hidden_layers = or_else(flags.layers, 8),
+          .num_attention_heads = width / 64,
+          .num_key_value_heads = width / 256,
+          .max_position_embeddings = std::max<int64_t>(flags.length, 2048),
+          .tie_word_embeddings = true,
+          .experts = models::ExpertOptions{.num_experts = is_mixtral ? 8 : 64,
+                                           .num_experts_per_tok = is_mixtral ? 2 : 4,
+                                           .intermediate_size = is_mixtral ? 3 * width : width / 2}};
+}
 
 Subject make_subject(const Flags& flags) {
   torch::manual_seed(0);
@@ -71,26 +104,21 @@ Subject make_subject(const Flags& flags) {
       return torch::randn({count, 3, 224, 224}).to(narrow ? torch::kBFloat16 : torch::kFloat);
     });
   }
-  if (flags.model == "llama") {  // of the shape of SmolLM2, unless it is given
-    const auto width = or_else(flags.width, 576);
-    const models::LlamaConfig config{.vocab_size = 49152,
-                                     .hidden_size = width,
-                                     .intermediate_size = width / 3 * 8,
-                                     .num_hidden_layers = or_else(flags.layers, 30),
-                                     .num_attention_heads = width / 64,
-                                     .num_key_value_heads = width / 192,
-                                     .max_position_embeddings = std::max<int64_t>(flags.length, 2048),
-                                     .tie_word_embeddings = true,
-                                     .rope = {.theta = 100000}};
+  if (flags.model == "llama" || flags.model == "mixtral" || flags.model == "qwen_moe") {
+    const auto config = flags.model == "llama" ? llama_config(flags) : experts_config(flags);
     models::LlamaForCausalLM model(config);
     return {.module = model.ptr(),
             .units = members(model->model->layers),
             .batch = 2,
-            .draw = [length = flags.length](int64_t count) { return bench::draw_tokens(49152, count, length); },
+            .draw = [length = flags.length, words = config.vocab_size](int64_t count) { return bench::draw_tokens(words, count, length); },
             .loss =
                 [model, whole = flags.whole_scores](const Batch& drawn) mutable {
                   if (!whole) return model->loss(drawn.inputs, drawn.targets);
                   return torch::cross_entropy_loss(model(drawn.inputs).to(torch::kFloat).flatten(0, 1), drawn.targets.flatten());
+                },
+            .shard_first =
+                [model, together = flags.experts_together](const ShardOptions& options) mutable {
+                  if (together >= 0) llm::shard_experts(model, options, together);
                 }};
   }
   const models::GptOptions options{
@@ -236,6 +264,7 @@ void run(const Flags& flags) {
     if (flags.is_narrow() && !flags.narrow_parameters) options.mixed_precision.param_dtype = torch::kBFloat16;
     if (flags.residence == "gathered") options.residence = Residence::Gathered;
     if (flags.residence == "node-shared") options.residence = Residence::NodeShared;
+    if (subject.shard_first) subject.shard_first(options);
     for (const auto& unit : subject.units) {
       if (flags.checkpointing) activation::checkpoint_module(unit);
       fully_shard(unit, options);
@@ -253,12 +282,14 @@ void run(const Flags& flags) {
     return Batch{inputs.to(device), targets.to(device)};
   };
   const auto pass = [&](const Batch& drawn) {
+    const c10::AutoGradMode mode(!flags.evaluates);
     const auto value = subject.loss(drawn);
     if (autocast) at::autocast::clear_cache();
-    value.backward();
+    if (!flags.evaluates) value.backward();
     return value.detach();
   };
   const auto update = [&] {
+    if (flags.evaluates) return;
     optimizer.step();
     optimizer.zero_grad();
   };
@@ -329,7 +360,7 @@ void run(const Flags& flags) {
 int main(int argc, char** argv) {
   CLI::App app("Times training steps of a model, sharded over the ranks that tessera launch or torchrun have started.", "bench_train");
   Flags flags;
-  flags.add_to(app, {"gpt", "llama", "mlp", "cnn", "resnet50", "vit"});
+  flags.add_to(app, {"gpt", "llama", "mixtral", "qwen_moe", "mlp", "cnn", "resnet50", "vit"});
   app.add_option("--residence", flags.residence)->check(CLI::IsMember({"auto", "gathered", "node-shared"}))->capture_default_str();
   app.add_option("--zero", flags.zero, "2 keeps gathered parameters from forward to backward")->check(CLI::Range(2, 3))->capture_default_str();
   app.add_option("--device", flags.device, "Such as cuda")->capture_default_str();
@@ -338,7 +369,10 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--narrow-parameters", flags.narrow_parameters, "Parameters, gradients and the optimizer's state in --dtype, too");
   app.add_option("--heads", flags.heads, "Of gpt")->check(CLI::Range(1, 1'000))->capture_default_str();
-  app.add_option("--length", flags.length, "Of gpt and llama, in tokens")->check(CLI::Range(1, 1'000'000))->capture_default_str();
+  app.add_option("--length", flags.length, "Of gpt, llama, mixtral and qwen_moe, in tokens")->check(CLI::Range(1, 1'000'000))->capture_default_str();
+  app.add_option("--experts-together", flags.experts_together, "Values in a unit of several experts; -1: experts belong to their layer")
+      ->capture_default_str();
+  app.add_flag("--evaluate", flags.evaluates, "Only passes without gradients");
   app.add_flag("--whole", flags.whole, "One process, not sharded");
   app.add_flag("--by-host", flags.by_host, "Shards within each host, and replicas across hosts")->excludes("--whole");
   app.add_flag("--checkpointing", flags.checkpointing, "Compute the activations of a unit again in backward")->excludes("--whole");
@@ -352,7 +386,7 @@ int main(int argc, char** argv) {
     const bool is_ours = flags.optimizer == "tessera";
     if (!is_ours && (flags.state_on_disk || flags.in_backward || flags.adamw8bit))
       throw ConfigError("--state-on-disk, --step-in-backward and --adamw8bit need --optimizer tessera");
-    if (flags.whole_scores && flags.model != "llama") throw ConfigError("--whole-scores needs --model llama");
+    if (flags.whole_scores && flags.model != "llama" && flags.model != "mixtral") throw ConfigError("--whole-scores needs --model llama or mixtral");
     run(flags);
   });
 }

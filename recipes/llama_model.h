@@ -102,7 +102,9 @@ void expect_use(const Flags& flags, const models::LlamaConfig& config, const Mod
 void prepare_units(const Flags& flags, const Trainer& trainer, Model& model, ShardOptions& options) {
   options.start = flags.model.empty() ? Start::Equal : Start::Loaded;
   const auto units = llm::units_named(flags.units);
-  if (units != llm::Units::Root && trainer.settings().text("distributed_type") == "FSDP") llm::shard_ends(model, options, units);
+  if (trainer.settings().text("distributed_type") != "FSDP") return;
+  llm::shard_experts(model, options);
+  if (units != llm::Units::Root) llm::shard_ends(model, options, units);
 }
 
 /// Makes the model without its weights. prepare() gives it the adapters and the quantised weights of the settings.

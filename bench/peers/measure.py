@@ -7,7 +7,7 @@ import statistics
 def flags(systems):
     parser = argparse.ArgumentParser()
     parser.add_argument("--system", choices=systems, default=systems[0])
-    parser.add_argument("--model", choices=["gpt", "llama", "mlp", "cnn", "resnet50", "vit"], default="mlp")
+    parser.add_argument("--model", choices=["gpt", "llama", "mixtral", "mlp", "cnn", "resnet50", "vit"], default="mlp")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     for name, default in (("steps", 12), ("warmup", 4), ("batch", 0), ("width", 0), ("layers", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)

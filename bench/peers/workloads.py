@@ -178,12 +178,25 @@ class Llama(nn.Module):
         return self.model(ids, use_cache=False).logits
 
     def batch(self, count, generator):
-        ids = torch.randint(0, 49152, (count, self.length + 1), generator=generator)
+        ids = torch.randint(0, self.model.config.vocab_size, (count, self.length + 1), generator=generator)
         return ids[:, :-1], ids[:, 1:]
 
 
-MODELS = {"gpt": Gpt, "llama": Llama, "mlp": Mlp, "cnn": Cnn, "resnet50": ResNet50, "vit": Vit}
-BATCH = {"gpt": 4, "llama": 2, "mlp": 32, "cnn": 128, "resnet50": 8, "vit": 4}
+class Mixtral(Llama):
+    """The unmodified Mixtral of transformers; a layer with its experts is a unit."""
+
+    def __init__(self, width=0, layers=0, length=256):
+        nn.Module.__init__(self)
+        from transformers import MixtralConfig, MixtralForCausalLM
+
+        width, self.length = width or 512, length
+        self.model = MixtralForCausalLM(MixtralConfig(
+            vocab_size=32000, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers or 8, num_attention_heads=width // 64,
+            num_key_value_heads=width // 256, max_position_embeddings=2048, tie_word_embeddings=True, num_local_experts=8, num_experts_per_tok=2))
+
+
+MODELS = {"gpt": Gpt, "llama": Llama, "mixtral": Mixtral, "mlp": Mlp, "cnn": Cnn, "resnet50": ResNet50, "vit": Vit}
+BATCH = {"gpt": 4, "llama": 2, "mixtral": 2, "mlp": 32, "cnn": 128, "resnet50": 8, "vit": 4}
 
 
 def loss_of(scores, targets):

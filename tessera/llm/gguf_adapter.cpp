@@ -74,6 +74,9 @@ void expect_gguf_place(const PlainAdapter& adapter, const LlamaConfig& config, c
     // peft writes frozen weights of embeddings, too.
     if (!name.ends_with(kBaseLayer)) refuse(fmt::format("'{}' has no place there, because it is not a LoRA matrix", name), kMerge);
   }
+  for (const auto& [layer, weights] : adapter.layers) {
+    if (checkpoint::number_of_expert(layer)) refuse(fmt::format("'{}' is an adapter of an expert", layer), kMerge);
+  }
   for (const auto* layer : {kEmbedding, kHead}) {
     if (config.tie_word_embeddings && adapter.layers.contains(layer))
       refuse(fmt::format("'{}' has an adapter, but llama.cpp takes no adapter for embeddings that are also the output head", layer),
@@ -146,7 +149,7 @@ std::map<std::string, Weights> layers_of(const GgufFile& file, const Heads& head
     const std::string_view name = tensor.name;
     const bool is_a = name.ends_with(kA), is_known = is_a || name.ends_with(kB);
     const auto weight = is_known ? checkpoint::name_of_gguf(architecture, std::string(name.substr(0, name.size() - kA.size()))) : std::nullopt;
-    if (!weight || !weight->ends_with(kWeight) || tensor.sizes.size() != 2)
+    if (!weight || checkpoint::number_of_expert(*weight) || !weight->ends_with(kWeight) || tensor.sizes.size() != 2)
       throw ConfigError("{}: '{}' has no place in an adapter of peft, because it is not a LoRA matrix of a known layer", file.path(), name);
     const auto layer = weight->substr(0, weight->size() - kWeight.size());
     auto& weights = layers[layer];

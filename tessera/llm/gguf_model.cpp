@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -32,7 +33,8 @@ using checkpoint::kRopeFactors;
 using checkpoint::kShortFactors;
 using models::LlamaConfig;
 
-constexpr std::array<std::string_view, 7> kArchitectures = {"llama", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3", "phi3"};
+constexpr std::array<std::string_view, 9> kArchitectures = {"llama",   "qwen2",  "qwen2moe", "qwen3", "qwen3moe",
+                                                            "smollm3", "gemma2", "gemma3",   "phi3"};
 /// The sizes that every file has, in the order in which files are written.
 constexpr std::pair<const char*, int64_t LlamaConfig::*> kSizes[] = {{"context_length", &LlamaConfig::max_position_embeddings},
                                                                      {"embedding_length", &LlamaConfig::hidden_size},
@@ -105,6 +107,27 @@ void expect_model_place(const fs::path& path) {
                     has_config ? "its folder, " + folder.string() : "one, or a folder with config.json and tokenizer.json");
 }
 
+/// Whether llama.cpp divides the weights of a token's experts by their sum, for which files have no key.
+bool normalises_experts(std::string_view architecture) {
+  return architecture != "qwen2moe";
+}
+
+/// Reads what a file says of experts. `rows_of(tensor)`: the rows of a tensor of layer 0; 0 if the file lacks it.
+void read_experts(const GgufFile& file, const std::string& architecture, LlamaConfig& config, const auto& rows_of) {
+  const auto count = file.integer(architecture + ".expert_count").value_or(0);
+  const bool needs = architecture.ends_with("moe");
+  if (count == 0 && !needs) return;
+  const auto used = file.integer(architecture + ".expert_used_count");
+  if (count < 1 || !used) throw ConfigError("{} has no {}.{}", file.path(), architecture, used ? "expert_count" : "expert_used_count");
+  const bool is_mixtral = architecture == "llama";
+  config.model_type = is_mixtral ? "mixtral" : architecture == "qwen2moe" ? "qwen2_moe" : "qwen3_moe";
+  config.experts = {.num_experts = count,
+                    .num_experts_per_tok = *used,
+                    .intermediate_size = rows_of(is_mixtral ? "block_sparse_moe.experts.0.w1.weight" : "mlp.experts.0.gate_proj.weight"),
+                    .shared_expert_intermediate_size = rows_of("mlp.shared_expert.gate_proj.weight"),
+                    .norm_topk_prob = normalises_experts(architecture)};
+}
+
 LlamaConfig config_of(const fs::path& path) {
   const GgufFile file(path);
   if (file.is_adapter()) throw ConfigError("{} holds an adapter and no model; give the model that it was trained on", path);
@@ -121,7 +144,7 @@ LlamaConfig config_of(const fs::path& path) {
   LlamaConfig config{.model_type = architecture == "gemma3" ? "gemma3_text" : architecture,
                      .num_key_value_heads = file.integer(key("attention.head_count_kv")),
                      .head_dim = file.integer(key("attention.key_length")),
-                     .attention_bias = architecture != "qwen2" && has("model.layers.0.self_attn.q_proj.bias"),
+                     .attention_bias = !architecture.starts_with("qwen2") && has("model.layers.0.self_attn.q_proj.bias"),
                      .mlp_bias = has("model.layers.0.mlp.up_proj.bias"),
                      .tie_word_embeddings = !has("lm_head.weight")};
   for (const auto& [name, member] : kSizes) config.*member = needed(name);
@@ -172,6 +195,10 @@ LlamaConfig config_of(const fs::path& path) {
   }
   if (const auto factors = checkpoint::read_gguf_tensor(file, kRopeFactors); factors.defined())
     config.rope.llama3 = scaling_of(factors.flatten(), config, path);
+  read_experts(file, architecture, config, [&](const std::string& tensor) {
+    const auto name = "model.layers.0." + tensor;
+    return has(name) ? stored.info(name).shape.front() : 0;
+  });
   config.bos_token_id = file.integer("tokenizer.ggml.bos_token_id");
   config.pad_token_id = file.integer("tokenizer.ggml.padding_token_id");
   for (const auto* end : {"eos", "eot"}) {
@@ -256,6 +283,13 @@ void add_config(GgufMetadata& metadata, const LlamaConfig& config) {
   if (has_window(config)) add("attention.sliding_window", u32(config.sliding_window.value_or(0)));
   if (config.attn_logit_softcapping) add("attn_logit_softcapping", f32(*config.attn_logit_softcapping));
   if (config.final_logit_softcapping) add("final_logit_softcapping", f32(*config.final_logit_softcapping));
+  if (!config.experts) return;
+  add("expert_count", u32(config.experts->num_experts));
+  add("expert_used_count", u32(config.experts->num_experts_per_tok));
+  if (config.model_type == "mixtral") return;
+  add("expert_feed_forward_length", u32(config.experts->intermediate_size));
+  if (config.experts->shared_expert_intermediate_size > 0)
+    add("expert_shared_feed_forward_length", u32(config.experts->shared_expert_intermediate_size));
 }
 
 void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, const LlamaConfig& config) {
@@ -321,6 +355,7 @@ const checkpoint::BlockCode* code_named(const std::string& name) {
 /// Returns the code for a tensor. `code` is the one that GgufOptions chooses for matrices.
 const checkpoint::BlockCode* code_of(const std::string& name, const std::vector<int64_t>& sizes, const checkpoint::BlockCode* code,
                                      bool tied) {
+  if (name.find("ffn_gate_inp") != std::string::npos) return code_named("F32");  // a router
   const bool is_output = name == "output.weight" || (tied && name == "token_embd.weight");
   std::vector<const checkpoint::BlockCode*> candidates = {is_output && code->bytes < code->values ? code_named("Q8_0") : code};
   if (candidates.front()->name == "Q4_K") candidates.push_back(code_named("Q5_0"));
@@ -370,6 +405,13 @@ void expect_gguf_place(const LlamaConfig& config, const data::Tokenizer& tokeniz
           "llama.cpp leaves rotary embeddings out of every fourth layer of smollm3 and of no other model, but no_rope_layers says "
           "otherwise");
   }
+  if (const auto& experts = config.experts) {
+    if (experts->norm_topk_prob != normalises_experts(architecture_of(config)))
+      refuse(fmt::format("llama.cpp takes norm_topk_prob for {} in {}", !experts->norm_topk_prob, config.model_type));
+    for (int64_t layer = 0; layer < config.num_hidden_layers; layer++) {
+      if (!config.has_experts(layer)) refuse(fmt::format("llama.cpp expects experts in every layer, and layer {} has none", layer));
+    }
+  }
   if (tokenizer.size() > config.vocab_size)
     refuse(fmt::format("tokenizer.json has {} tokens, but the model only {}", tokenizer.size(), config.vocab_size));
   try {
@@ -396,7 +438,8 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
   add_config(metadata, config);
   add_tokenizer(metadata, tokenizer, config);
   std::vector<GgufTensor> tensors;
-  std::vector<std::string> names;
+  std::vector<std::vector<std::string>> names;  // of each tensor: one, or those of the experts that it stacks
+  std::map<std::string, size_t> stacks;
   std::vector<at::Tensor> factors;
   const auto add_factors = [&](const char* name, const at::Tensor& values) {
     tensors.push_back({.name = name, .sizes = values.sizes().vec(), .code = plain});
@@ -411,12 +454,34 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
     if (name.ends_with("rotary_emb.inv_freq") || (config.tie_word_embeddings && name == "lm_head.weight")) continue;
     const auto known = checkpoint::gguf_name(architecture, name);
     if (!known) throw ConfigError("{}: '{}' has no place in a GGUF file of {}", folder, name, config.model_type);
+    if (checkpoint::number_of_expert(name)) {
+      const auto [stack, is_new] = stacks.try_emplace(*known, names.size());
+      if (!is_new) {
+        names[stack->second].push_back(name);
+        continue;
+      }
+    }
     tensors.push_back({.name = *known, .sizes = tensor.shape, .code = code_of(*known, tensor.shape, code, config.tie_word_embeddings)});
-    names.push_back(name);
+    names.push_back({name});
+  }
+  const auto before = tensors.size() - names.size();
+  for (const auto& [stack, i] : stacks) {
+    if (std::ssize(names[i]) != config.experts->num_experts)
+      throw ConfigError("{}: '{}' is there for {} experts of {}", folder, stack, names[i].size(), config.experts->num_experts);
+    std::ranges::sort(names[i], {}, [](const std::string& name) { return std::pair(name.size(), name); });  // by number
+    auto& sizes = tensors[before + i].sizes;
+    sizes.insert(sizes.begin(), config.experts->num_experts);
   }
   checkpoint::GgufWriter writer(file, metadata, tensors);
   for (const auto& values : factors) writer.write(values);
-  for (const auto& name : names) {
+  for (const auto& some : names) {
+    if (checkpoint::number_of_expert(some.front())) {
+      std::vector<at::Tensor> experts;
+      for (const auto& name : some) experts.push_back(stored.read(name));
+      writer.write(at::stack(experts));
+      continue;
+    }
+    const auto& name = some.front();
     const auto heads = checkpoint::heads_in_pairs(architecture, name, config.num_attention_heads, config.key_value_heads());
     auto values = stored.read(name);
     if (checkpoint::has_one_added(architecture, name)) values = values.to(at::kFloat) + 1;

@@ -75,7 +75,7 @@ TEST(Gguf, HasTheValuesOfPythonsGguf) {
 }
 
 TEST(Gguf, GoesThereAndBack) {
-  for (const auto* type : {"llama", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text", "phi3"}) {
+  for (const auto* type : {"llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "gemma2", "gemma3_text", "phi3"}) {
     const Folder folder;
     const auto config = small_config(type);
     auto model = write_model(folder / "hub", config);
@@ -105,7 +105,7 @@ TEST(Gguf, GoesThereAndBack) {
         checkpoint::read_gguf_tensor(checkpoint::GgufFile(folder / "F32.gguf"), is_fused ? "blk.1.attn_qkv.weight" : "blk.1.attn_k.weight")
             .narrow(0, 0, 32)
             .unflatten(0, {2, 16});
-    const bool in_pairs = type == std::string("llama") || type == std::string("smollm3");
+    const bool in_pairs = type == std::string("llama") || type == std::string("mixtral") || type == std::string("smollm3");
     EXPECT_TRUE(at::equal(there.select(1, 3), key.select(1, in_pairs ? 1 : 0).select(1, in_pairs ? 1 : 3))) << type;
     llm::write_hub(folder / "F32.gguf", folder / "back");
     LlamaForCausalLM back(LlamaConfig::read(folder / "back"));

@@ -14,7 +14,9 @@ namespace tessera::llm {
 
 /// Returns general.architecture for a model.
 inline std::string architecture_of(const models::LlamaConfig& config) {
-  return config.model_type == "mistral" ? "llama" : config.model_type == "gemma3_text" ? "gemma3" : config.model_type;
+  const auto& type = config.model_type;
+  if (type == "mistral" || type == "mixtral") return "llama";
+  return type == "qwen2_moe" ? "qwen2moe" : type == "qwen3_moe" ? "qwen3moe" : type == "gemma3_text" ? "gemma3" : type;
 }
 /// Returns general.architecture of a file. Throws ConfigError if models::Llama... does not have that architecture.
 std::string known_architecture(const checkpoint::GgufFile& file);

@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
 #include "tessera/shard/fully_shard.h"
+#include "tessera/shard/wrap.h"
 
 namespace tessera::llm {
 
@@ -26,6 +27,17 @@ void shard_ends(models::LlamaForCausalLM& model, const ShardOptions& options, Un
   } else {
     const std::shared_ptr<torch::nn::Module> both[] = {model->model->norm.ptr(), model->lm_head.ptr()};
     fully_shard(both, options);
+  }
+}
+
+void shard_experts(models::LlamaForCausalLM& model, const ShardOptions& options, int64_t together) {
+  auto policy = wrap_classes({"LlamaExpert"});
+  policy.merge_below = together;
+  for (const auto& layer : *model->model->layers) {
+    auto& experts = layer->as<models::LlamaDecoderLayer>()->experts;
+    if (experts.is_empty()) continue;
+    fully_shard(experts->experts, options, policy);
+    if (!experts->shared_expert.is_empty()) fully_shard(experts->shared_expert, options);
   }
 }
 

@@ -18,13 +18,6 @@ namespace {
 
 using torch::nn::Linear;
 
-Linear make_linear(int64_t inputs, int64_t outputs, bool bias, const LlamaConfig& config) {
-  Linear linear(torch::nn::LinearOptions(inputs, outputs).bias(bias));
-  torch::nn::init::normal_(linear->weight, 0, config.initializer_range);
-  if (bias) torch::nn::init::zeros_(linear->bias);
-  return linear;
-}
-
 nn::RmsNorm make_norm(int64_t size, const LlamaConfig& config) {
   return nn::RmsNorm(size, config.rms_norm_eps, config.is_gemma() ? 1 : 0);
 }
@@ -165,8 +158,12 @@ at::Tensor LlamaMLPImpl::forward(const at::Tensor& states) {
 LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config, int64_t layer)
     : input_layernorm(register_module("input_layernorm", make_norm(config.hidden_size, config))),
       post_attention_layernorm(register_module("post_attention_layernorm", make_norm(config.hidden_size, config))),
-      self_attn(register_module("self_attn", LlamaAttention(config, layer))),
-      mlp(register_module("mlp", LlamaMLP(config))) {
+      self_attn(register_module("self_attn", LlamaAttention(config, layer))) {
+  if (config.has_experts(layer)) {
+    experts = register_module(config.model_type == "mixtral" ? "block_sparse_moe" : "mlp", LlamaExperts(config, layer));
+  } else {
+    mlp = register_module("mlp", LlamaMLP(config));
+  }
   if (!config.is_gemma()) return;
   pre_feedforward_layernorm = register_module("pre_feedforward_layernorm", make_norm(config.hidden_size, config));
   post_feedforward_layernorm = register_module("post_feedforward_layernorm", make_norm(config.hidden_size, config));
@@ -178,7 +175,8 @@ at::Tensor LlamaDecoderLayerImpl::forward(const at::Tensor& states, const std::s
     return attended + post_feedforward_layernorm(mlp(pre_feedforward_layernorm(attended)));
   }
   const auto attended = states + self_attn(input_layernorm(states), pass);
-  return attended + mlp(post_attention_layernorm(attended));
+  const auto normalised = post_attention_layernorm(attended);
+  return attended + (mlp.is_empty() ? experts(normalised, pass->router_scores) : mlp(normalised));
 }
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
@@ -241,6 +239,8 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& i
   const bool slides = config.sliding_window.value_or(keys) < keys;
   pass->sliding_mask = slides ? mask(config.sliding_window) : pass->mask;
   pass->cache = input.cache;
+  pass->router_scores = input.router_scores;
+  if (pass->router_scores) pass->router_scores->assign(static_cast<size_t>(config.num_hidden_layers), {});
   if (input.cache != nullptr) input.cache->layers_.resize(static_cast<size_t>(config.num_hidden_layers));
   for (const auto& layer : *layers) states = call(layer->as<LlamaDecoderLayer>(), states, std::shared_ptr<const LlamaPass>(pass));
   if (input.cache != nullptr) input.cache->length_ = all;
@@ -263,6 +263,12 @@ at::Tensor LlamaForCausalLMImpl::scores(const at::Tensor& states) {
 
 at::Tensor LlamaForCausalLMImpl::loss(const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options,
                                       const LlamaInput& input) {
+  if (const auto& experts = model->config.experts; experts && experts->output_router_logits && !input.router_scores) {
+    auto with_scores = input;
+    with_scores.router_scores = std::make_shared<std::vector<at::Tensor>>();
+    const auto own = loss(tokens, targets, options, with_scores);
+    return own + experts->router_aux_loss_coef * balance_loss(*with_scores.router_scores, *experts).to(own.scalar_type());
+  }
   return entropy(nn::linear_cross_entropy, tokens, targets, options, input);
 }
 

@@ -1,5 +1,5 @@
-// Decoders like Llama: Llama, Mistral, Qwen 2 and 3, SmolLM, Gemma 2 and 3, Phi 3 and 4. They have the parameters and names of Hugging Face's
-// transformers, and compute the same numbers.
+// Decoders like Llama: Llama, Mistral, Mixtral, Qwen 2 and 3, Qwen-MoE, SmolLM, Gemma 2 and 3, Phi 3 and 4. They have
+// the parameters and names of Hugging Face's transformers, and compute the same numbers.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/models/experts.h"
 #include "tessera/models/llama_config.h"
 #include "tessera/nn/linear_cross_entropy.h"
 #include "tessera/nn/rms_norm.h"
@@ -50,6 +51,7 @@ struct LlamaInput {
   /// only tokens of their own document.
   at::Tensor positions = {};
   LlamaCache* cache = nullptr;  // not together with positions
+  RouterScores router_scores = nullptr;  // if not null, the pass stores the scores of its experts' routers there
 };
 
 /// Values that all layers of a pass share.
@@ -60,6 +62,7 @@ struct LlamaPass {
   std::vector<std::vector<int64_t>> documents =
       {};  // the lengths of the documents in each row, if a row has several and positions are on the host
   LlamaCache* cache = nullptr;
+  RouterScores router_scores = nullptr;
 };
 
 struct LlamaAttentionImpl : torch::nn::Module {
@@ -96,7 +99,8 @@ struct LlamaDecoderLayerImpl : torch::nn::Module {
   Called<nn::RmsNorm> input_layernorm{nullptr}, post_attention_layernorm{nullptr};
   Called<nn::RmsNorm> pre_feedforward_layernorm{nullptr}, post_feedforward_layernorm{nullptr};  // null unless the model is a Gemma
   Called<LlamaAttention> self_attn{nullptr};
-  Called<LlamaMLP> mlp{nullptr};
+  Called<LlamaMLP> mlp{nullptr};          // null if the layer has experts
+  Called<LlamaExperts> experts{nullptr};  // "mlp", or in mixtral "block_sparse_moe"
 };
 TORCH_MODULE(LlamaDecoderLayer);
 
@@ -123,7 +127,7 @@ struct LlamaForCausalLMImpl : torch::nn::Module {
   /// Returns the scores of states that `model` has returned.
   at::Tensor scores(const at::Tensor& states);
   /// Returns the mean cross entropy of `targets`, {batch, length}: the token that follows each token, or -100 where no token is to be
-  /// learned. The scores are never in memory as a whole.
+  /// learned. The scores are never in memory as a whole. With ExpertOptions::output_router_logits, balance_loss() is added.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options = {},
                   const LlamaInput& input = {});
   /// Returns the cross entropy of each target, {batch, length}, for losses of other kinds; 0 where the target is -100.

@@ -24,12 +24,16 @@ struct Family {
   bool tied = false;
   int64_t full_each = 0;  // each full_each-th layer sees all tokens
   std::optional<double> attention_cap = {}, final_cap = {}, local_theta = {};
+  bool has_experts = false;
 };
 constexpr std::array kFamilies = {
     Family{"llama", "LlamaForCausalLM"},
     Family{.model_type = "mistral", .architecture = "MistralForCausalLM", .sliding_window = 4096},
+    Family{.model_type = "mixtral", .architecture = "MixtralForCausalLM", .rope_theta = 1e6, .has_experts = true},
     Family{"qwen2", "Qwen2ForCausalLM"},
+    Family{.model_type = "qwen2_moe", .architecture = "Qwen2MoeForCausalLM", .has_experts = true},
     Family{.model_type = "qwen3", .architecture = "Qwen3ForCausalLM", .head_dim = 128},
+    Family{.model_type = "qwen3_moe", .architecture = "Qwen3MoeForCausalLM", .has_experts = true},
     Family{.model_type = "smollm3", .architecture = "SmolLM3ForCausalLM", .rope_theta = 2000000, .tied = true},
     Family{.model_type = "gemma2",
            .architecture = "Gemma2ForCausalLM",
@@ -122,6 +126,40 @@ void read_longrope(const ConfigFile& file, const ConfigFile& inner, int64_t long
   rope.attention_factor = nn::usual_attention_factor(rope, longest);
 }
 
+/// Calls visit(key, member) for what describes the experts of a family.
+void each_of_experts(std::string_view model_type, auto& experts, const auto& visit) {
+  const bool is_mixtral = model_type == "mixtral";
+  visit(is_mixtral ? "num_local_experts" : "num_experts", experts.num_experts);
+  visit("num_experts_per_tok", experts.num_experts_per_tok);
+  visit("output_router_logits", experts.output_router_logits);
+  visit("router_aux_loss_coef", experts.router_aux_loss_coef);
+  if (is_mixtral) return;
+  visit("moe_intermediate_size", experts.intermediate_size);
+  visit("decoder_sparse_step", experts.decoder_sparse_step);
+  visit("norm_topk_prob", experts.norm_topk_prob);
+  if (model_type == "qwen2_moe") visit("shared_expert_intermediate_size", experts.shared_expert_intermediate_size);
+}
+
+void read_experts(const ConfigFile& file, LlamaConfig& config) {
+  auto& experts = config.experts.emplace();
+  if (config.model_type == "mixtral") {
+    experts.intermediate_size = config.intermediate_size;
+    file.expect("router_jitter_noise", 0.0, "models::Llama...");
+  } else if (config.model_type == "qwen2_moe") {
+    experts = {.num_experts = 60, .num_experts_per_tok = 4, .intermediate_size = 1408, .shared_expert_intermediate_size = 5632};
+    file.expect("qkv_bias", true, "models::Llama...");
+  } else {
+    experts = {.num_experts = 128, .num_experts_per_tok = 8, .intermediate_size = 768};
+  }
+  experts.norm_topk_prob = config.model_type == "mixtral";
+  each_of_experts(config.model_type, experts, [&](const char* key, auto& member) { file.read(key, member); });
+  const auto* dense = file.find("mlp_only_layers");
+  if (dense == nullptr) return;
+  if (!dense->is_array() || !std::ranges::all_of(*dense, &Json::is_number_integer))
+    file.refuse("mlp_only_layers", "this must be a list of numbers of layers");
+  experts.mlp_only_layers = dense->get<std::vector<int64_t>>();
+}
+
 /// Reads the keys of rope_parameters, or of rope_scaling, which older files have next to rope_theta.
 void read_rope(const ConfigFile& file, const std::string& key, LlamaConfig& config) {
   auto& rope = config.rope;
@@ -175,20 +213,21 @@ void read_no_rope(const ConfigFile& file, LlamaConfig& config) {
 
 /// Whether config.json says which layers slide; in other families all do that have a sliding_window.
 bool slides_by_layer(std::string_view model_type) {
-  return model_type != "llama" && model_type != "mistral" && model_type != "phi3";
+  const auto* const family = family_of(model_type);
+  return model_type != "llama" && model_type != "mistral" && model_type != "phi3" && !family->has_experts;
 }
 
 void read_layers(const ConfigFile& file, const Family& family, LlamaConfig& config) {
   if (family.model_type == "smollm3") read_no_rope(file, config);
-  const bool by_layer = slides_by_layer(family.model_type);
-  bool uses = !by_layer || family.full_each > 0;
+  const bool by_layer = slides_by_layer(family.model_type), may_say_no = family.model_type.starts_with("qwen");
+  bool uses = (!by_layer || family.full_each > 0) && !may_say_no;
   file.read("use_sliding_window", uses);
   config.sliding_window = family.sliding_window;
   file.read("sliding_window", config.sliding_window);
   if (!uses || family.model_type == "llama") config.sliding_window.reset();
   if (config.sliding_window) {
     int64_t full = 0;  // the first `full` layers see all tokens
-    if (family.model_type.starts_with("qwen")) file.read("max_window_layers", full = 28);
+    if (may_say_no && by_layer) file.read("max_window_layers", full = 28);
     auto full_each = family.full_each;
     if (config.model_type == "gemma3_text") file.read("sliding_window_pattern", full_each);
     const auto sees_all = [&](int64_t layer) {
@@ -229,6 +268,10 @@ void read_tokens(const ConfigFile& file, LlamaConfig& config) {
 
 }  // namespace
 
+bool LlamaConfig::has_experts(int64_t layer) const {
+  return experts && (layer + 1) % experts->decoder_sparse_step == 0 && std::ranges::find(experts->mlp_only_layers, layer) == experts->mlp_only_layers.end();
+}
+
 bool LlamaConfig::slides(int64_t layer) const {
   return sliding_window && !layer_types.empty() && layer_types[static_cast<size_t>(layer)] == kSliding;
 }
@@ -258,7 +301,7 @@ LlamaConfig LlamaConfig::read(const std::filesystem::path& folder) {
   // Families other than those below have no such biases, even if the file says so.
   const auto is_one_of = [&](auto... types) { return ((family->model_type == types) || ...); };
   if (!is_one_of("llama", "smollm3")) config.mlp_bias = false;
-  if (!is_one_of("llama", "qwen3", "smollm3", "gemma2", "gemma3_text")) config.attention_bias = false;
+  if (!is_one_of("llama", "qwen3", "qwen3_moe", "smollm3", "gemma2", "gemma3_text")) config.attention_bias = false;
   if (config.is_gemma()) {
     file.read("query_pre_attn_scalar", config.query_pre_attn_scalar.emplace(256));
     file.read("final_logit_softcapping", config.final_logit_softcapping);
@@ -273,6 +316,7 @@ LlamaConfig LlamaConfig::read(const std::filesystem::path& folder) {
   read_rope(file, "rope_parameters", config);
   read_layers(file, *family, config);
   read_tokens(file, config);
+  if (family->has_experts) read_experts(file, config);
   file.expect_sensible(config);
   return config;
 }
@@ -302,8 +346,13 @@ void LlamaConfig::write(const std::filesystem::path& folder, at::ScalarType dtyp
   }
   if (model_type != "llama") {
     json["sliding_window"] = sliding_window ? Json(*sliding_window) : Json();
-    if (slides_by_layer(model_type) && !is_gemma()) json["use_sliding_window"] = sliding_window.has_value();
+    if (slides_by_layer(model_type) ? !is_gemma() : experts && model_type != "mixtral")
+      json["use_sliding_window"] = sliding_window.has_value();
     if (!layer_types.empty() && slides_by_layer(model_type)) json["layer_types"] = layer_types;
+  }
+  if (experts) {
+    each_of_experts(model_type, *experts, [&](const char* key, const auto& member) { json[key] = member; });
+    if (model_type != "mixtral") json["mlp_only_layers"] = experts->mlp_only_layers;
   }
   if (!no_rope_layers.empty()) json["no_rope_layers"] = no_rope_layers;
   const auto add = [&](const char* key, const auto& member) { json[key] = member ? Json(*member) : Json(); };
@@ -382,6 +431,17 @@ const LlamaConfig& expect_sense(const LlamaConfig& config) {
          fmt::format("{}", fmt::join(config.layer_types, ", ")), for_all);
   expect(config.no_rope_layers.empty() || config.no_rope_layers.size() == layers, "no_rope_layers",
          fmt::format("{}", fmt::join(config.no_rope_layers, ", ")), for_all);
+  expect(config.experts.has_value() == family_of(config.model_type)->has_experts, "model_type", config.model_type,
+         "one with experts if `experts` is set, and else one without");
+  if (config.experts) {
+    each_of_experts("qwen2_moe", *config.experts, [&](const char* key, auto value) {
+      const bool is_shared = std::string_view(key).starts_with("shared");
+      if constexpr (std::is_same_v<decltype(value), int64_t>)
+        expect(value >= (is_shared ? 0 : 1) && value <= kLargestSize, key, value, fmt::format("from {} to {}", is_shared ? 0 : 1, kLargestSize));
+    });
+    expect(config.experts->num_experts_per_tok <= config.experts->num_experts, "num_experts_per_tok", config.experts->num_experts_per_tok,
+           "at most the number of experts");
+  }
   auto tokens = config.eos_token_ids;
   for (const auto& token : {config.bos_token_id, config.pad_token_id}) tokens.push_back(token.value_or(0));
   for (const auto token : tokens) expect(token >= 0 && token < config.vocab_size, "a special token", token, "a token of the vocabulary");

@@ -208,7 +208,18 @@ TEST(LlamaConfig, SurvivesItsFile) {
   phi.rope = {.partial_rotary_factor = 0.7, .longrope = nn::LongRopeScaling{{1, 1.5}, {2, 4}, 16}};
   phi.rope.attention_factor = nn::usual_attention_factor(phi.rope, phi.max_position_embeddings);
   yarn.rope = {.yarn = nn::YarnScaling{4, 16, 2, 8, false}, .attention_factor = 1.25};
-  for (auto config : {LlamaConfig{}, other, qwen, smol, gemma2, gemma3, phi, yarn}) {
+  LlamaConfig mixtral{.model_type = "mixtral", .experts = models::ExpertOptions{.intermediate_size = 11008, .router_aux_loss_coef = 0.5}};
+  LlamaConfig sparse{.model_type = "qwen2_moe",
+                     .num_hidden_layers = 4,
+                     .experts = models::ExpertOptions{.intermediate_size = 16,
+                                                      .shared_expert_intermediate_size = 24,
+                                                      .decoder_sparse_step = 2,
+                                                      .mlp_only_layers = {3},
+                                                      .norm_topk_prob = false,
+                                                      .output_router_logits = true}};
+  LlamaConfig third{.model_type = "qwen3_moe", .num_hidden_layers = 2, .experts = models::ExpertOptions{.intermediate_size = 16}};
+  EXPECT_TRUE(sparse.has_experts(1) && !sparse.has_experts(2) && !sparse.has_experts(3) && !LlamaConfig{}.has_experts(0));
+  for (auto config : {LlamaConfig{}, other, qwen, smol, gemma2, gemma3, phi, yarn, mixtral, sparse, third}) {
     config.num_key_value_heads = config.key_value_heads();
     config.head_dim = config.head_size();
     if (config.model_type == "mistral") config.layer_types = {"sliding_attention", "sliding_attention"};
@@ -247,7 +258,7 @@ TEST(LlamaConfig, NamesWhatItCantTake) {
     return message_of<ConfigError>([&] { LlamaConfig::read(folder.path()); });
   };
   const std::pair<const char*, const char*> wrong[] = {
-      {R"({})", "config.json: model_type: missing: choose one of llama, mistral, qwen2, qwen3, smollm3"},
+      {R"({})", "config.json: model_type: missing: choose one of llama, mistral, mixtral, qwen2"},
       {R"({"model_type": "gpt2"})", "config.json: model_type: \"gpt2\": models::Llama... knows only llama, mistral"},
       {R"({"model_type": "llama", "hidden_act": "gelu"})", "hidden_act: \"gelu\": models::Llama... knows only \"silu\""},
       {R"({"model_type": "mistral", "num_hidden_layers": 1000000000000})", "num_hidden_layers: 1000000000000: this must be at most 65536"},
@@ -271,6 +282,9 @@ TEST(LlamaConfig, NamesWhatItCantTake) {
        "layer_types: [\"local\"]: this must be a list of full_attention and sliding_attention"},
       {R"({"model_type": "qwen3", "use_sliding_window": true, "sliding_window": 4, "layer_types": ["full_attention"]})",
        "a Llama can't have layer_types full_attention: it must be a list of 32 entries"},
+      {R"({"model_type": "qwen2_moe", "num_experts": 2})", "a Llama can't have num_experts_per_tok 4: it must be at most the number of experts"},
+      {R"({"model_type": "mixtral", "router_jitter_noise": 0.1})", "router_jitter_noise: 0.1: models::Llama... knows only 0.0"},
+      {R"({"model_type": "qwen3_moe", "mlp_only_layers": "1"})", "mlp_only_layers: \"1\": this must be a list of numbers of layers"},
       {R"({"model_type": "llama", "eos_token_id": "2"})", "eos_token_id: \"2\": this must be an integer, or a list of them"},
       {R"({"model_type": "llama", "eos_token_id": [1, 99999]})",
        "a Llama can't have a special token 99999: it must be a token of the vocabulary"},

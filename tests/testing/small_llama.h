@@ -51,6 +51,9 @@ inline models::LlamaConfig small_config(const std::string& type) {
     config.rope = {.partial_rotary_factor = 0.5, .longrope = nn::LongRopeScaling{{1, 1.1, 1.3, 1.5}, {1.2, 3, 8, 16}, 4096}};
     config.rope.attention_factor = nn::usual_attention_factor(config.rope, config.max_position_embeddings);
   }
+  if (type == "mixtral") config.experts = {.num_experts = 12, .intermediate_size = 96};
+  if (type == "qwen2_moe") config.experts = {.num_experts = 4, .intermediate_size = 32, .shared_expert_intermediate_size = 64, .norm_topk_prob = false};
+  if (type == "qwen3_moe") config.experts = {.num_experts = 4, .intermediate_size = 32};
   return config;
 }
 

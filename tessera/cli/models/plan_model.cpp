@@ -9,6 +9,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/llm/gguf_model.h"
+#include "tessera/llm/units.h"
 #include "tessera/models/bert.h"
 #include "tessera/models/config_file.h"
 #include "tessera/models/llama.h"
@@ -25,8 +26,14 @@ constexpr int kPlannedSteps = 4;  // one more than a dry run takes
 template <class Model>
 PlannedModel planned(const std::string& recipe, const std::string& layer_class, const auto& config, const auto& loss_of) {
   const auto train = [=](int64_t rows, int64_t length) {
-    Trainer trainer({.adjust_sharding = [](ShardOptions& options) { options.start = Start::Equal; }});
-    auto model = deferred_init([&] { return Model(config); }, {.seed = 1});
+    Model model = nullptr;
+    Trainer trainer({.adjust_sharding = [&](ShardOptions& options) {
+      options.start = Start::Equal;
+      if constexpr (std::is_same_v<Model, models::LlamaForCausalLM>) {
+        if (trainer.settings().text("distributed_type") == "FSDP") llm::shard_experts(model, options);
+      }
+    }});
+    model = deferred_init([&] { return Model(config); }, {.seed = 1});
     trainer.prepare(model);
     optim::AdamW optimizer(parameters(*model), {});
     trainer.prepare(optimizer);

@@ -76,6 +76,7 @@ class UnsyncedGradients {
     in_parts_.clear();
   }
 
+  bool has(const Unit::Parameter& parameter) const { return sums_.contains(&parameter) || in_parts_.contains(&parameter); }
   /// A copy of the sum of a parameter's gradients on this rank; undefined if there is none. Throws UsageError if the gradient is already
   /// summed over the shard group, and waits for the all-reduce over the replicas.
   at::Tensor sum_of(const Unit::Parameter& parameter) const;

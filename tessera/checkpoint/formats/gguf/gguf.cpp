@@ -294,12 +294,29 @@ bool is_gguf_file(const std::filesystem::path& path) {
 
 Catalog read_gguf(const GgufFile& file) {
   const auto& path = file.path();
+  const auto architecture = file.text(kArchitectureKey).value_or("");
   Catalog catalog{.files = {path}};
-  const auto architecture = file.architecture();
+  const auto add = [&](const std::string& name, StoredTensor stored) {
+    if (!catalog.tensors.emplace(name, std::move(stored)).second) throw IoError("{}: two tensors have the name '{}'", path, name);
+  };
   for (const auto& tensor : file.tensors()) {
     const auto name = name_of_gguf(architecture, tensor.name).value_or(tensor.name);
     if (name == kRopeFactors || name == kLongFactors || name == kShortFactors) {
       catalog.left_out[name] = "the model's configuration says which factors its rotary embeddings have";
+      continue;
+    }
+    if (const auto number = number_of_expert(name); number && tensor.sizes.size() == 3) {
+      auto one = tensor;
+      one.sizes.erase(one.sizes.begin());
+      const auto bytes = c10::multiply_integers(one.sizes) / one.code->values * one.code->bytes;
+      for (int64_t expert = 0; expert < tensor.sizes[0]; expert++, one.offset += static_cast<uint64_t>(bytes))
+        add(std::string(name).replace(number->first, number->second, std::to_string(expert)), stored_of(one));
+      continue;
+    }
+    if (name.ends_with("shared_expert_gate.weight") && tensor.sizes.size() == 1) {  // a matrix of one row in Hugging Face's files
+      auto row = tensor;
+      row.sizes.insert(row.sizes.begin(), 1);
+      add(name, stored_of(row));
       continue;
     }
     auto stored = stored_of(tensor);
@@ -315,7 +332,7 @@ Catalog read_gguf(const GgufFile& file) {
         throw IoError("{}: the rows of '{}' can't be divided evenly among {} heads", path, tensor.name, heads);
       stored.boxes = boxes_of_pairs(tensor, heads);
     }
-    if (!catalog.tensors.emplace(name, std::move(stored)).second) throw IoError("{}: two tensors have the name '{}'", path, name);
+    add(name, std::move(stored));
   }
   return catalog;
 }

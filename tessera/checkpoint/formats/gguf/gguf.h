@@ -89,9 +89,12 @@ inline constexpr auto kRopeFactors = "rope_freqs.weight";
 inline constexpr auto kLongFactors = "rope_factors_long.weight", kShortFactors = "rope_factors_short.weight";
 
 /// Translates the name of a Hugging Face tensor to its name in GGUF files of the architecture, and back. Returns nothing if the name has no
-/// counterpart.
+/// counterpart. GGUF files stack the tensors of a layer's experts; the Hugging Face name of such a stack has kAnyExpert for the number.
 std::optional<std::string> gguf_name(std::string_view architecture, const std::string& name);
 std::optional<std::string> name_of_gguf(std::string_view architecture, const std::string& gguf);
+inline constexpr auto kAnyExpert = "*";
+/// Where the number of the expert lies in a Hugging Face name: its begin and size. Nothing for a tensor of no expert.
+std::optional<std::pair<size_t, size_t>> number_of_expert(std::string_view name);
 /// Whether GGUF files of the architecture have 1 added to this Hugging Face tensor: the norms of Gemma.
 bool has_one_added(std::string_view architecture, std::string_view name);
 

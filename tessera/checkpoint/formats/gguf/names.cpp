@@ -18,12 +18,23 @@ constexpr NamePair kOfLayers[] = {{"ffn_norm", "pre_feedforward_layernorm", "gem
                                   {"post_ffw_norm", "post_feedforward_layernorm", "gemma"},
                                   {"attn_qkv", "self_attn.qkv_proj", "phi3"},
                                   {"ffn_up", "mlp.gate_up_proj", "phi3"},
+                                  {"ffn_gate_inp", "block_sparse_moe.gate", "llama"},  // Mixtral
+                                  {"ffn_gate_exps", "block_sparse_moe.experts.*.w1", "llama"},
+                                  {"ffn_up_exps", "block_sparse_moe.experts.*.w3", "llama"},
+                                  {"ffn_down_exps", "block_sparse_moe.experts.*.w2", "llama"},
                                   {"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},
                                   {"attn_k", "self_attn.k_proj"},      {"attn_v", "self_attn.v_proj"},
                                   {"attn_output", "self_attn.o_proj"}, {"attn_q_norm", "self_attn.q_norm"},
                                   {"attn_k_norm", "self_attn.k_norm"}, {"ffn_norm", "post_attention_layernorm"},
                                   {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
-                                  {"ffn_down", "mlp.down_proj"}};
+                                  {"ffn_down", "mlp.down_proj"},       {"ffn_gate_inp", "mlp.gate"},
+                                  {"ffn_gate_exps", "mlp.experts.*.gate_proj"},
+                                  {"ffn_up_exps", "mlp.experts.*.up_proj"},
+                                  {"ffn_down_exps", "mlp.experts.*.down_proj"},
+                                  {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
+                                  {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
+                                  {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
+                                  {"ffn_down_shexp", "mlp.shared_expert.down_proj"}};
 constexpr std::string_view kLayer = "blk.", kHubLayer = "model.layers.";
 
 /// Translates a name such as "blk.3.attn_q.weight" in parts: the layer before the stem, the stem, and ".weight" or ".bias".
@@ -52,10 +63,20 @@ std::optional<std::string> translated(std::string_view architecture, std::string
 }  // namespace
 
 std::optional<std::string> gguf_name(std::string_view architecture, const std::string& name) {
-  return translated(architecture, name, &NamePair::hub, &NamePair::gguf, kHubLayer, kLayer);
+  auto stacked = name;
+  if (const auto digits = number_of_expert(name)) stacked.replace(digits->first, digits->second, kAnyExpert);
+  return translated(architecture, stacked, &NamePair::hub, &NamePair::gguf, kHubLayer, kLayer);
 }
 std::optional<std::string> name_of_gguf(std::string_view architecture, const std::string& gguf) {
   return translated(architecture, gguf, &NamePair::gguf, &NamePair::hub, kLayer, kHubLayer);
+}
+
+std::optional<std::pair<size_t, size_t>> number_of_expert(std::string_view name) {
+  constexpr std::string_view kExperts = ".experts.";
+  const auto found = name.find(kExperts);
+  if (found == std::string_view::npos) return {};
+  const auto begin = found + kExperts.size(), end = name.find('.', begin);
+  return end == std::string_view::npos ? std::nullopt : std::optional(std::pair(begin, end - begin));
 }
 
 }  // namespace tessera::checkpoint

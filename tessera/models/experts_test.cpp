@@ -1,0 +1,160 @@
+// Models with experts train sharded as they do whole, where ranks need different experts: an expert may be used by some ranks or by none.
+#include "tessera/models/experts.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/models/generate.h"
+#include "tessera/models/llama.h"
+#include "tessera/nn/lora.h"
+#include "tessera/optim/adam.h"
+#include "tessera/shard/checkpoint_modules.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/reduction.h"
+#include "tessera/shard/report.h"
+#include "tessera/shard/wrap.h"
+#include "tests/testing/net.h"
+#include "tests/testing/residences.h"
+#include "tests/testing/small_llama.h"
+
+namespace tessera::testing::experts_test {
+namespace {
+
+using models::LlamaForCausalLM;
+
+LlamaForCausalLM seeded_experts(const std::string& type) {
+  static std::mutex generator;
+  std::lock_guard lock(generator);
+  torch::manual_seed(6);
+  auto config = small_config(type);
+  config.experts->output_router_logits = type == "mixtral";
+  config.experts->num_experts = 12;
+  return LlamaForCausalLM(config);
+}
+
+/// Two tokens, so that a rank uses at most four of a layer's twelve experts.
+at::Tensor loss_of_two(LlamaForCausalLM& model, int rank, int pass = 0) {
+  const auto tokens = at::tensor({3 + 7 * rank + 50 * pass, 10 + 31 * rank}, at::kLong).unsqueeze(0);
+  return model->loss(tokens, tokens + 1);
+}
+
+/// Compares gradients, which an expert that no rank has used has not.
+void expect_gradients(LlamaForCausalLM& model, LlamaForCausalLM& whole) {
+  const auto expected = whole->named_parameters();
+  int64_t unused = 0;
+  for (const auto& [name, parameter] : named_parameters(model)) {
+    const auto& gradient = expected[name].grad();
+    ASSERT_EQ(parameter.grad().defined(), gradient.defined()) << name;
+    unused += gradient.defined() ? 0 : 1;
+    if (gradient.defined()) EXPECT_TRUE(at::allclose(full_grad(parameter), gradient, 1e-4, 1e-6)) << name;
+  }
+  EXPECT_GT(unused, 0);
+}
+
+struct HowWrapped {
+  std::vector<std::string> classes = {"LlamaDecoderLayer", "LlamaExpert"};
+  int64_t merge_below = 0;
+  bool again = false;  // whether activations are computed again
+};
+
+LlamaForCausalLM sharded_experts(const Communicator& world, const std::string& type, Residence residence, const HowWrapped& how = {}) {
+  auto model = seeded_experts(type);
+  if (how.again) activation::checkpoint_modules(*model, wrap_classes({"LlamaDecoderLayer"}));
+  auto policy = wrap_classes(how.classes);
+  policy.merge_below = how.merge_below;
+  fully_shard(model, {.mesh = world, .residence = residence}, policy);
+  return model;
+}
+
+TEST(Experts, MayBeUsedBySomeRanksOrNone) {
+  for (const auto& how : {HowWrapped{}, HowWrapped{.merge_below = 45'000}, HowWrapped{.classes = {"LlamaDecoderLayer"}}, HowWrapped{.again = true}}) {
+    for (const auto residence : residences()) {
+      for (const int ranks : {2, 3}) {
+        with_ranks(ranks, [&](const Communicator& world) {
+          const auto* type = ranks == 2 ? "mixtral" : "qwen2_moe";
+          auto whole = seeded_experts(type), model = sharded_experts(world, type, residence, how);
+          optim::AdamW optimizer(parameters(model), {.lr = 1e-2});
+          optim::AdamW expected(whole->parameters(), {.lr = 1e-2});
+          for (int pass = 0; pass < 3; pass++) {
+            const auto loss = mean_over_ranks(world, [&](int rank) { return loss_of_two(whole, rank, pass); });
+            loss.backward();
+            loss_of_two(model, world.rank(), pass).backward();
+            expect_gradients(model, whole);
+            for (auto* each : {&optimizer, &expected}) {
+              each->step();
+              each->zero_grad();
+            }
+          }
+          const auto values = whole->named_parameters();
+          for (const auto& [name, parameter] : named_parameters(model))
+            EXPECT_TRUE(at::allclose(full_parameter(parameter), values[name], 1e-3, 1e-5)) << name;
+        });
+      }
+    }
+  }
+}
+
+TEST(Experts, OfEarlierPassesAreReducedByTheLast) {
+  for (const auto residence : residences()) {
+    with_ranks(2, [&](const Communicator& world) {
+      auto whole = seeded_experts("qwen3_moe"), model = sharded_experts(world, "qwen3_moe", residence);
+      for (int pass = 0; pass < 3; pass++) {
+        std::optional<NoSync> guard;
+        if (pass < 2) guard.emplace(no_sync(*model));
+        mean_over_ranks(world, [&](int rank) { return loss_of_two(whole, rank, pass); }).backward();
+        loss_of_two(model, world.rank(), pass).backward();
+      }
+      expect_gradients(model, whole);
+      optim::AdamW(parameters(model), {}).step();
+    });
+  }
+}
+
+TEST(Experts, AreGatheredOnlyIfTokensNeedThem) {
+  with_ranks(2, [](const Communicator& world) {
+    auto whole = seeded_experts("mixtral"), model = sharded_experts(world, "mixtral", Residence::Gathered);
+    const auto prompt = at::tensor({5}, at::kLong).unsqueeze(0);
+    const auto expected = models::generate(*whole, prompt, {.most = 4});
+    reset_counters(model);
+    EXPECT_TRUE(at::equal(models::generate(*model, prompt, {.most = 4}), expected));
+    EXPECT_LE(counters(model).gathers, 4 * 2 * 4 + 10);  // for each token, in each of two layers: the layer and two experts, one of them in vain
+  });
+}
+
+TEST(Experts, InSharedMemoryNeedNoOtherRankToEvaluate) {
+  with_ranks(2, [](const Communicator& world) {
+    auto whole = seeded_experts("mixtral"), model = sharded_experts(world, "mixtral", Residence::NodeShared);
+    loss_of_two(model, world.rank()).backward();
+    model->zero_grad();
+    const torch::NoGradGuard no_grad;
+    if (world.rank() == 1) EXPECT_TRUE(at::allclose(loss_of_two(model, 0), loss_of_two(whole, 0)));
+  });
+}
+
+TEST(Experts, MayHaveAdapters) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto adapted = [] {
+      auto model = seeded_experts("qwen2_moe");
+      static std::mutex generator;
+      std::lock_guard lock(generator);
+      torch::manual_seed(3);
+      lora::apply(model, {.r = 2});
+      const torch::NoGradGuard no_grad;
+      for (const auto& item : model->named_parameters()) {
+        if (item.key().find("lora_B") != std::string::npos) item.value().normal_(0, 0.1);
+      }
+      return model;
+    };
+    auto whole = adapted(), model = adapted();
+    fully_shard(model, {.mesh = world}, wrap_classes({"LlamaDecoderLayer", "LlamaExpert"}));
+    mean_over_ranks(world, [&](int rank) { return loss_of_two(whole, rank); }).backward();
+    loss_of_two(model, world.rank()).backward();
+    expect_gradients(model, whole);
+    EXPECT_TRUE(whole->named_parameters().contains("model.layers.1.mlp.experts.11.up_proj.lora_A.default.weight"));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing::experts_test
