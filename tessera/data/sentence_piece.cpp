@@ -1,6 +1,7 @@
 #include "tessera/data/sentence_piece.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <map>
 
@@ -81,7 +82,11 @@ void add_named(BpeVocabulary& vocabulary, const nlohmann::json& config, const nl
     for (const auto& [token, id] : added.items()) named[id.get<int64_t>()] = {{"content", token}};
   }
   if (config.contains("added_tokens_decoder")) {
-    for (const auto& [id, token] : config.at("added_tokens_decoder").items()) named[std::stoll(id)] = token;
+    for (const auto& [id, token] : config.at("added_tokens_decoder").items()) {
+      int64_t number = -1;
+      std::from_chars(id.data(), id.data() + id.size(), number);
+      named[number] = token;
+    }
   }
   constexpr int64_t kMost = 1 << 24;
   for (const auto& [id, token] : named) {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
@@ -248,8 +249,8 @@ class TokenizerFile {
         core.decoder.push_back([content = json.at("content").get<std::string>(), start = json.value("start", 0),
                                 stop = json.value("stop", 0)](std::vector<std::string>& tokens) {
           for (auto& token : tokens) {
-            for (int i = 0; i < start && token.starts_with(content); i++) token.erase(0, content.size());
-            for (int i = 0; i < stop && token.ends_with(content); i++) token.erase(token.size() - content.size());
+            for (int i = 0; !content.empty() && i < start && token.starts_with(content); i++) token.erase(0, content.size());
+            for (int i = 0; !content.empty() && i < stop && token.ends_with(content); i++) token.erase(token.size() - content.size());
           }
         });
       } else if (type == "Metaspace") {
@@ -374,7 +375,7 @@ void refuse_other_files(const fs::path& folder) {
 
 /// Adds what is SentencePiece's to tokenizer.json.
 void add_pieces(InOrder& json, const TokenizerCore& core) {
-  for (const auto& [part, value] : InOrder::parse(core.steps).items()) json[part] = value;
+  json.update(InOrder::parse(core.steps));
   auto& model = json["model"];
   model["byte_fallback"] = !core.of_bytes.empty();
   if (core.model == TokenModel::Unigram) {
@@ -478,6 +479,8 @@ void TokenizerCore::take_pieces(const BpeVocabulary& vocabulary) {
   model = vocabulary.model == "t5" ? TokenModel::Unigram : TokenModel::CharacterPairs;
   if (vocabulary.scores.size() != tokens.size())
     throw ConfigError("a vocabulary of {} tokens has {} scores", tokens.size(), vocabulary.scores.size());
+  if (!std::ranges::all_of(vocabulary.scores, [](double score) { return std::isfinite(score); }))
+    throw ConfigError("a score of the vocabulary is not a number");
   scores = vocabulary.scores;
   unknown = vocabulary.unknown;
   joins_unknown = true;

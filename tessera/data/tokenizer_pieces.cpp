@@ -20,10 +20,6 @@ bool has_inner_space(std::string_view token) {
   return false;
 }
 
-size_t characters_in(std::string_view text) {
-  return static_cast<size_t>(std::ranges::count_if(text, [](char byte) { return (static_cast<uint8_t>(byte) & 0xC0) != 0x80; }));
-}
-
 }  // namespace
 
 /// Returns a merge for each two tokens that make a third, in the order of that one's score.

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -155,6 +156,35 @@ TEST(Tokenizer, SurvivesItsFile) {
     const Folder copy;
     again.write(copy.path());
     EXPECT_EQ(read_file(copy / "tokenizer.json"), read_file(folder / "tokenizer.json"));
+  }
+}
+
+TEST(Tokenizer, ReadsModelsOfSentencePiece) {
+  // Fields of sentencepiece_model.proto: pieces with text, score and type; the kind BPE; no added space, no merged spaces.
+  std::string model;
+  const auto add_piece = [&](const std::string& text, float score, char type) {
+    std::string piece = "\x0a" + std::string(1, static_cast<char>(text.size())) + text + "\x15" + std::string(4, '\0') + "\x18" + type;
+    std::memcpy(piece.data() + piece.size() - 6, &score, sizeof score);
+    model += "\x0a" + std::string(1, static_cast<char>(piece.size())) + piece;
+  };
+  add_piece("<unk>", 0, 2);
+  add_piece("<s>", 0, 3);
+  add_piece("</s>", 0, 3);
+  for (const auto* text : {"ab", "bc", "a", "b", "c", "\u2581"}) add_piece(text, -static_cast<float>(model.size()), 1);
+  model += std::string("\x12\x02\x18\x02\x1a\x04\x18\x00\x20\x00", 10);
+  const Folder folder;
+  write_file(folder / "tokenizer.model", model);
+  write_file(folder / "added_tokens.json", R"({"<turn>": 9})");
+  EXPECT_THAT(Tokenizer::read(folder.path()).encode("abc xy<turn>bcb"), ElementsAre(1, 3, 7, 8, 0, 9, 4, 6));
+  write_file(folder / "tokenizer_config.json", R"({"add_bos_token": false, "added_tokens_decoder": {"10": {"content": "<end>", "rstrip": true}}})");
+  const auto tokenizer = Tokenizer::read(folder / "tokenizer.model");
+  EXPECT_THAT(tokenizer.encode("bc<end>  a"), ElementsAre(4, 10, 5));
+  EXPECT_EQ(tokenizer.decode(std::vector{3, 8, 10, 7}), "ab c");
+  write_file(folder / "tokenizer_config.json", R"({"tokenizer_class": "XLMRobertaTokenizerFast"})");
+  EXPECT_THAT(message_of<ConfigError>([&] { Tokenizer::read(folder.path()); }), HasSubstr("'XLMRobertaTokenizer', which changes ids"));
+  for (size_t size = 1; size < model.size() - 10; size += 7) {
+    write_file(folder / "tokenizer.model", model.substr(0, model.size() - size));
+    EXPECT_THAT(message_of<Error>([&] { Tokenizer::read(folder.path()); }), HasSubstr("tokenizer")) << size;
   }
 }
 

@@ -357,11 +357,13 @@ void expect_gguf_place(const LlamaConfig& config, const data::Tokenizer& tokeniz
   }
   if (tokenizer.size() > config.vocab_size)
     refuse(fmt::format("its tokenizer has {} tokens, but the model only {}", tokenizer.size(), config.vocab_size));
+  data::BpeVocabulary vocabulary;
   try {
-    tokenizer.vocabulary();
+    vocabulary = tokenizer.vocabulary();
   } catch (const ConfigError& error) {
     refuse(error.what());
   }
+  if (!vocabulary.rstrip.empty() && config.model_type != "phi3") refuse("rstrip of added tokens has no place there");
 }
 
 void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions& options) {
