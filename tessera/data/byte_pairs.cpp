@@ -2,30 +2,27 @@
 
 #include <algorithm>
 #include <bit>
-#include <iterator>
 #include <limits>
 #include <queue>
 
 namespace tessera::data {
 namespace {
 
-constexpr size_t kShort = 48;  // bytes; up to this length, encode_short() is faster than encode_long()
+constexpr size_t kShort = 48;  // tokens; up to this number, merge_short() is faster than merge_long()
 constexpr uint32_t kNoRank = std::numeric_limits<uint32_t>::max();
 
 }  // namespace
 
 BytePairs::BytePairs(std::span<const int32_t, 256> of_bytes, std::span<const Merge> merges) {
   std::ranges::copy(of_bytes, of_bytes_);
-  leaves_out_ = std::ranges::find(of_bytes, kLeftOut) != of_bytes.end();
   const auto size = std::bit_ceil(std::max<size_t>(2 * merges.size(), 16));
   shift_ = 64 - std::countr_zero(size);
   pairs_.resize(size);
-  for (size_t rank = 0; rank < merges.size(); rank++) {
-    const auto& [left, right, merged] = merges[rank];
+  for (const auto& [left, right, merged, rank] : merges) {
     const auto key = key_of(left, right);
     auto place = place_of(key);
     while (pairs_[place].key != kNone && pairs_[place].key != key) place = (place + 1) & (size - 1);
-    pairs_[place] = {key, static_cast<uint32_t>(rank), merged};
+    pairs_[place] = {key, rank, merged};
   }
 }
 
@@ -39,21 +36,23 @@ const BytePairs::Pair* BytePairs::find(int32_t left, int32_t right) const {
 }
 
 void BytePairs::encode(std::string_view word, std::vector<int32_t>& tokens) const {
-  std::string known;
-  if (leaves_out_ && std::ranges::any_of(word, [&](char byte) { return of_bytes_[static_cast<uint8_t>(byte)] == kLeftOut; })) {
-    std::ranges::copy_if(word, std::back_inserter(known), [&](char byte) { return of_bytes_[static_cast<uint8_t>(byte)] != kLeftOut; });
-    word = known;
+  const auto begin = tokens.size();
+  for (const auto byte : word) {
+    const auto token = of_bytes_[static_cast<uint8_t>(byte)];
+    if (token != kLeftOut) tokens.push_back(token);
   }
-  if (word.empty()) return;
-  if (word.size() == 1) return tokens.push_back(of_bytes_[static_cast<uint8_t>(word[0])]);
-  word.size() <= kShort ? encode_short(word, tokens) : encode_long(word, tokens);
+  merge(tokens, begin);
 }
 
-void BytePairs::encode_short(std::string_view word, std::vector<int32_t>& tokens) const {
-  int32_t parts[kShort], merged[kShort];
+void BytePairs::merge(std::vector<int32_t>& tokens, size_t begin) const {
+  const auto parts = std::span(tokens).subspan(begin);
+  if (parts.size() > 1) tokens.resize(begin + (parts.size() <= kShort ? merge_short(parts) : merge_long(parts)));
+}
+
+size_t BytePairs::merge_short(std::span<int32_t> parts) const {
+  int32_t merged[kShort];
   uint32_t ranks[kShort];  // ranks[i]: the rank of the merge of parts i and i + 1, or kNoRank
-  auto count = word.size();
-  for (size_t i = 0; i < count; i++) parts[i] = of_bytes_[static_cast<uint8_t>(word[i])];
+  auto count = parts.size();
   const auto look = [&](size_t i) {
     const auto* pair = find(parts[i], parts[i + 1]);
     ranks[i] = pair == nullptr ? kNoRank : pair->rank;
@@ -76,10 +75,10 @@ void BytePairs::encode_short(std::string_view word, std::vector<int32_t>& tokens
     if (best > 0) look(best - 1);
     if (best + 1 < count) look(best);
   }
-  tokens.insert(tokens.end(), parts, parts + count);
+  return count;
 }
 
-void BytePairs::encode_long(std::string_view word, std::vector<int32_t>& tokens) const {
+size_t BytePairs::merge_long(std::span<int32_t> tokens) const {
   struct Part {
     int32_t token;
     int32_t before, next;  // the neighbouring parts, -1 at the ends; a part that was merged into another has the token -1
@@ -90,10 +89,10 @@ void BytePairs::encode_long(std::string_view word, std::vector<int32_t>& tokens)
     int32_t left, right, merged;  // tokens when the pair was found; later merges may have changed them
     bool operator<(const Candidate& other) const { return rank != other.rank ? rank > other.rank : at > other.at; }  // lowest rank on top
   };
-  std::vector<Part> parts(word.size());
-  for (size_t i = 0; i < word.size(); i++) {
+  std::vector<Part> parts(tokens.size());
+  for (size_t i = 0; i < tokens.size(); i++) {
     const auto at = static_cast<int32_t>(i);
-    parts[i] = {of_bytes_[static_cast<uint8_t>(word[i])], at - 1, i + 1 < word.size() ? at + 1 : -1};
+    parts[i] = {tokens[i], at - 1, i + 1 < tokens.size() ? at + 1 : -1};
   }
   std::vector<Candidate> found;
   const auto candidate_at = [&](int32_t at) -> const Pair* {
@@ -123,7 +122,9 @@ void BytePairs::encode_long(std::string_view word, std::vector<int32_t>& tokens)
       if (const auto* pair = candidate_at(part.before)) queue.push(made(part.before, *pair));
     }
   }
-  for (int32_t at = 0; at >= 0; at = parts[static_cast<size_t>(at)].next) tokens.push_back(parts[static_cast<size_t>(at)].token);
+  size_t count = 0;
+  for (int32_t at = 0; at >= 0; at = parts[static_cast<size_t>(at)].next) tokens[count++] = parts[static_cast<size_t>(at)].token;
+  return count;
 }
 
 }  // namespace tessera::data

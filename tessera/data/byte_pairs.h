@@ -1,4 +1,5 @@
-// Byte pair encoding of single words: merges neighbouring tokens, beginning with single bytes, in the order in which merges were learned.
+// Byte pair encoding of single words: merges neighbouring tokens, beginning with single bytes or characters, in the order in which merges
+// were learned.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +24,16 @@ class BytePairs {
  public:
   struct Merge {
     int32_t left, right, merged;
+    uint32_t rank;  // merges of a lower rank come first; of merges with the same rank, the leftmost
   };
   static constexpr int32_t kLeftOut = -1;  // in `of_bytes`, marks a byte without a token; encode() drops such bytes
-  /// `of_bytes`: the token of each byte. `merges`: in the order in which they were learned; of several merges of one pair the last counts.
+  /// `of_bytes`: the token of each byte. Of several merges of one pair the last counts.
   BytePairs(std::span<const int32_t, 256> of_bytes, std::span<const Merge> merges);
 
   /// Appends the tokens of a word to `tokens`, in nearly linear time.
   void encode(std::string_view word, std::vector<int32_t>& tokens) const;
+  /// Replaces the tokens from `begin` on, those of a word's bytes or characters, by the tokens of the word.
+  void merge(std::vector<int32_t>& tokens, size_t begin) const;
 
  private:
   struct Pair {
@@ -44,11 +48,10 @@ class BytePairs {
   }
   size_t place_of(uint64_t key) const { return (key * 0x9E3779B97F4A7C15) >> shift_; }
   const Pair* find(int32_t left, int32_t right) const;
-  void encode_short(std::string_view word, std::vector<int32_t>& tokens) const;
-  void encode_long(std::string_view word, std::vector<int32_t>& tokens) const;
+  size_t merge_short(std::span<int32_t> parts) const;
+  size_t merge_long(std::span<int32_t> tokens) const;
 
   int32_t of_bytes_[256];
-  bool leaves_out_ = false;
   std::vector<Pair> pairs_;  // a hash table with open addressing
   int shift_ = 0;
 };

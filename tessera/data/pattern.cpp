@@ -2,9 +2,11 @@
 
 #include <bit>
 #include <cctype>
+#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/data/pattern_program.h"
+#include "tessera/data/unicode.h"
 
 namespace tessera::data {
 namespace {
@@ -194,6 +196,20 @@ bool Pattern::find(std::string_view text, size_t from, Scratch& scratch, Match& 
       return true;
     }
     if (at == end) return false;
+  }
+}
+
+void Pattern::each_match(std::string_view text, Scratch& scratch, c10::function_ref<void(const Match&)> take) const {
+  std::optional<size_t> last_end;
+  Match match;
+  for (size_t from = 0; from <= text.size() && find(text, from, scratch, match);) {
+    if (match.end == match.begin && match.end == last_end) {
+      from += from < text.size() ? length_of_first(text.substr(from)) : 1;
+      continue;
+    }
+    take(match);
+    from = match.end;
+    last_end = match.end;
   }
 }
 

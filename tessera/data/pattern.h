@@ -1,6 +1,8 @@
 // A regular expression that cuts a text into words, as tokenizers of language models do.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -37,6 +39,8 @@ class Pattern {
   /// Finds the first match that begins at `from` or after it; false if there is none. `text` is UTF-8. Throws Error for a text that takes
   /// too many tries.
   bool find(std::string_view text, size_t from, Scratch& scratch, Match& match) const;
+  /// Calls `take` with each match. An empty match counts, too, unless it is where the previous match ended.
+  void each_match(std::string_view text, Scratch& scratch, c10::function_ref<void(const Match&)> take) const;
 
  private:
   struct Program;

@@ -25,7 +25,7 @@ Pieces pieces(const std::string& pattern, const std::string& text) {
   const PreTokenizer pre(std::move(steps));
   PreTokenizer::Scratch scratch;
   Pieces result;
-  pre.each_word(text, scratch, [&](std::string_view piece) { result.emplace_back(piece); });
+  pre.each_word(text, PreTokenizer::Place::Begin, scratch, [&](std::string_view piece) { result.emplace_back(piece); });
   return result;
 }
 

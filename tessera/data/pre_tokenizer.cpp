@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 
 #include "tessera/base/error.h"
 
@@ -30,29 +29,41 @@ const auto& all_known() {
   return all;
 }
 
+std::string with_spaces(std::string_view text, std::string_view space) {
+  std::string result;
+  result.reserve(text.size() + text.size() / 2);
+  for (const auto byte : text) byte == ' ' ? result.append(space) : result.append(1, byte);
+  return result;
+}
+
 }  // namespace
 
-void PreTokenizer::cut(size_t step, std::string_view text, Scratch& scratch, c10::function_ref<void(std::string_view)> take) const {
+void PreTokenizer::cut(size_t step, std::string_view text, Place place, Scratch& scratch, c10::function_ref<void(std::string_view)> take) const {
   if (text.empty()) return;
   if (step == steps_.size()) return take(text);
-  const auto& [pattern, behavior, adds_space] = steps_[step];
-  std::string with_space;
-  if (adds_space && text.front() != ' ') text = with_space = fmt::format(" {}", text);
+  const auto& each = steps_[step];
+  std::string changed;
+  if (!each.space.empty()) text = changed = with_spaces(text, each.space);
+  const bool adds = each.prefix == Prefix::Always || (each.prefix == Prefix::First && place == Place::Begin);
+  const std::string_view space = each.space.empty() ? " " : std::string_view(each.space);
+  if (adds && !text.starts_with(space)) text = changed = fmt::format("{}{}", space, text);
   size_t done = 0;
-  std::optional<size_t> last_end;
-  Pattern::Match match;
-  for (size_t from = 0; from <= text.size() && pattern.find(text, from, scratch, match);) {
-    // An empty match cuts, too, unless it is where the previous match ended.
-    if (match.end == match.begin && match.end == last_end) {
-      from += from < text.size() ? length_of_first(text.substr(from)) : 1;
-      continue;
-    }
-    cut(step + 1, text.substr(done, match.begin - done), scratch, take);
-    if (behavior == Behavior::Isolated) cut(step + 1, text.substr(match.begin, match.end - match.begin), scratch, take);
-    done = from = match.end;
-    last_end = match.end;
+  const auto end_piece = [&](size_t end) {
+    cut(step + 1, text.substr(done, end - done), done == 0 ? place : Place::Inside, scratch, take);
+    done = end;
+  };
+  const auto take_match = [&](size_t begin, size_t end) {
+    if (each.behavior != Behavior::EndsPiece) end_piece(begin);
+    if (each.behavior == Behavior::Removed) done = end;
+    if (each.behavior == Behavior::Isolated || each.behavior == Behavior::EndsPiece) end_piece(end);
+  };
+  if (each.literal.empty()) {
+    each.pattern.each_match(text, scratch, [&](const Pattern::Match& match) { take_match(match.begin, match.end); });
+  } else {
+    for (auto at = text.find(each.literal); at != std::string_view::npos; at = text.find(each.literal, at + each.literal.size()))
+      take_match(at, at + each.literal.size());
   }
-  cut(step + 1, text.substr(done), scratch, take);
+  end_piece(text.size());
 }
 
 const KnownPreTokenizer* find_pre_tokenizer(std::string_view name) {
@@ -65,7 +76,8 @@ const KnownPreTokenizer* find_pre_tokenizer(std::string_view name) {
 const KnownPreTokenizer* find_pre_tokenizer(const PreTokenizer& pre) {
   for (const auto& known : all_known()) {
     const bool is_same = std::ranges::equal(pre.steps(), known.patterns, [](const PreTokenizer::Step& step, std::string_view pattern) {
-      return step.pattern.text() == pattern && step.behavior == PreTokenizer::Behavior::Isolated && !step.adds_space;
+      return step.pattern.text() == pattern && step.behavior == PreTokenizer::Behavior::Isolated && step.space.empty() &&
+             step.prefix == PreTokenizer::Prefix::Never;
     });
     if (is_same) return &known;
   }

@@ -16,25 +16,31 @@ namespace tessera::data {
 /// Applies steps in order: each one cuts the pieces of the previous step.
 class PreTokenizer {
  public:
-  /// Whether a match of the pattern is a piece or is removed. The text between matches always is a piece.
-  enum class Behavior { Isolated, Removed };
+  /// Whether a match of the pattern is a piece, is removed, or begins or ends one. The text between matches always is a piece.
+  enum class Behavior { Isolated, Removed, BeginsPiece, EndsPiece };
+  /// Whether a space is put before a piece that does not begin with one: before all, or before the one with which the text begins.
+  enum class Prefix { Never, First, Always };
   struct Step {
     Pattern pattern;
+    std::string literal = {};  // the text that the pattern matches, if it matches only one
     Behavior behavior = Behavior::Isolated;
-    bool adds_space = false;  // whether a space is put before a piece that does not begin with one
+    Prefix prefix = Prefix::Never;
+    std::string space = {};  // what spaces are replaced by, if they are
   };
 
   explicit PreTokenizer(std::vector<Step> steps) : steps_(std::move(steps)) {}
 
   using Scratch = Pattern::Scratch;
-  void each_word(std::string_view text, Scratch& scratch, c10::function_ref<void(std::string_view)> take) const {
-    cut(0, text, scratch, take);
+  /// Whether `text` is the beginning of the whole text.
+  enum class Place { Begin, Inside };
+  void each_word(std::string_view text, Place place, Scratch& scratch, c10::function_ref<void(std::string_view)> take) const {
+    cut(0, text, place, scratch, take);
   }
 
   const std::vector<Step>& steps() const { return steps_; }
 
  private:
-  void cut(size_t step, std::string_view text, Scratch& scratch, c10::function_ref<void(std::string_view)> take) const;
+  void cut(size_t step, std::string_view text, Place place, Scratch& scratch, c10::function_ref<void(std::string_view)> take) const;
 
   std::vector<Step> steps_;
 };

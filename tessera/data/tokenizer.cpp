@@ -45,6 +45,10 @@ bool adds_bos(std::string_view pre) {
   return known != nullptr && known->takes_whole;
 }
 
+void refuse_place(const std::string& part) {
+  throw ConfigError("{}, which has no place there", part);
+}
+
 std::string bytes_of_token(const std::string& token) {
   std::string bytes;
   for (const auto letter : characters_of(token)) {
@@ -71,8 +75,9 @@ TokenizerCore::Scratch& TokenizerCore::scratch() const {
 void TokenizerCore::complete(const std::string& where) {
   number = ++tokenizers;
   if (takes_whole) {
-    for (const auto& [token, id] : ids) whole.emplace(bytes_of_token(token), id);
+    for (const auto& [token, id] : ids) whole.emplace(model == TokenModel::BytePairs ? bytes_of_token(token) : token, id);
   }
+  if (model != TokenModel::BytePairs) set_pieces(where);
   for (const auto& token : added) {
     if (token.id < 0) throw ConfigError("{}: the token '{}' has the id {}", where, printable(token.content), token.id);
     if (static_cast<size_t>(token.id) >= tokens.size()) tokens.resize(static_cast<size_t>(token.id) + 1);
@@ -80,14 +85,38 @@ void TokenizerCore::complete(const std::string& where) {
     ids[token.content] = token.id;
     if (token.special) special.insert(token.id);
   }
+  if (model == TokenModel::BytePairs) set_bytes(where);
+  for (const auto* ends : {&first, &last}) {
+    for (const auto id : *ends) {
+      if (static_cast<size_t>(id) >= tokens.size())
+        throw ConfigError("{}: a text would begin or end with token {}, which is not there", where, id);
+    }
+  }
+  std::vector<AddedToken> before, in;
+  for (auto token : added) {
+    // A normalized token is searched for in normalized text.
+    if (token.normalized) token.content = normalized(token.content);
+    (token.normalized ? in : before).push_back(std::move(token));
+  }
+  before_form = AddedTokens(std::move(before));
+  in_form = AddedTokens(std::move(in));
+}
+
+/// Builds the tables for encoding bytes.
+void TokenizerCore::set_bytes(const std::string& where) {
   for (const auto& token : tokens) bytes.push_back(bytes_of_token(token));
   std::array<int32_t, 256> of_bytes{};
   for (int byte = 0; byte < 256; byte++) {
     const auto found = ids.find(letter_of(byte));
-    if (found == ids.end() && has_unknown)
+    if (found == ids.end() && unknown)
       throw ConfigError("{}: there is no token for the byte {:#04x}, and an unk_token in its place is not read here", where, byte);
     of_bytes[static_cast<size_t>(byte)] = found == ids.end() ? BytePairs::kLeftOut : found->second;
   }
+  pairs.emplace(std::span<const int32_t, 256>(of_bytes), learned_merges(where));
+}
+
+/// Returns `merges` as ids.
+std::vector<BytePairs::Merge> TokenizerCore::learned_merges(const std::string& where) const {
   std::vector<BytePairs::Merge> learned;
   learned.reserve(merges.size());
   for (const auto& merge : merges) {
@@ -99,41 +128,21 @@ void TokenizerCore::complete(const std::string& where) {
       return found->second;
     };
     const auto left = merge.substr(0, space), right = space == std::string::npos ? "" : merge.substr(space + 1);
-    learned.push_back({id_of(left), id_of(right), id_of(left + right)});
+    learned.push_back({id_of(left), id_of(right), id_of(left + right), static_cast<uint32_t>(learned.size())});
   }
-  pairs.emplace(std::span<const int32_t, 256>(of_bytes), learned);
-  for (const auto* ends : {&first, &last}) {
-    for (const auto id : *ends) {
-      if (static_cast<size_t>(id) >= tokens.size())
-        throw ConfigError("{}: a text would begin or end with token {}, which is not there", where, id);
-    }
-  }
-  std::vector<AddedToken> before, in;
-  for (auto token : added) {
-    // A normalized token is searched for in normalized text.
-    if (token.normalized && form) token.content = to_utf8(normalized_for_tokens(characters_of(token.content), *form));
-    (token.normalized ? in : before).push_back(std::move(token));
-  }
-  before_form = AddedTokens(std::move(before));
-  in_form = AddedTokens(std::move(in));
+  return learned;
 }
 
 /// Throws ConfigError if a program that only knows the name of the pre-tokenizer, as in a GGUF file, would encode texts differently.
 void TokenizerCore::expect_like(const KnownPreTokenizer& known) const {
-  const auto refuse = [](const std::string& what) { throw ConfigError(what + ", which has no place there"); };
-  if (form != known.form) {
-    const auto* name = !form ? "no normal form" : *form == NormalForm::Composed ? "the normal form NFC" : "the normal form NFD";
-    refuse(fmt::format("with its pre-tokenizer {}, the normalizer has {}", known.name, name));
+  if (form != known.form || normalizer.size() != (form ? 1U : 0U)) {
+    const auto* name = !normalizer.empty() && !form    ? "other steps than a normal form"
+                       : !form                         ? "no normal form"
+                       : *form == NormalForm::Composed ? "the normal form NFC"
+                                                       : "the normal form NFD";
+    refuse_place(fmt::format("with its pre-tokenizer {}, the normalizer has {}", known.name, name));
   }
-  if (first.size() > 1 || last.size() > 1) refuse("texts begin or end with several tokens");
-  for (const auto& token : added) {
-    const auto* flag = token.lstrip               ? "lstrip"
-                       : token.rstrip             ? "rstrip"
-                       : token.single_word        ? "single_word"
-                       : token.normalized && form ? "normalized"
-                                                  : nullptr;
-    if (flag != nullptr) refuse(fmt::format("the added token '{}' has {}", printable(token.content), flag));
-  }
+  expect_plain_added();
   if (takes_whole == known.takes_whole) return;
   // With and without ignore_merges, a tokenizer differs only for words that are tokens but can't be made by merges.
   std::vector<int32_t> parts;
@@ -142,54 +151,86 @@ void TokenizerCore::expect_like(const KnownPreTokenizer& known) const {
     parts.clear();
     pairs->encode(bytes[static_cast<size_t>(id)], parts);
     if (parts.size() != 1)
-      refuse(fmt::format("with its pre-tokenizer {}, ignore_merges is {}, and '{}' is a token by that alone", known.name, takes_whole,
-                         printable(token)));
+      refuse_place(fmt::format("with its pre-tokenizer {}, ignore_merges is {}, and '{}' is a token by that alone", known.name, takes_whole,
+                               printable(token)));
+  }
+}
+
+/// Throws ConfigError for added tokens, and ends of texts, that a GGUF file can't say.
+void TokenizerCore::expect_plain_added() const {
+  const bool by_bytes = model == TokenModel::BytePairs;
+  if (first.size() > 1 || last.size() > 1) refuse_place("texts begin or end with several tokens");
+  for (const auto& token : added) {
+    const auto* flag = token.lstrip                                       ? "lstrip"
+                       : token.rstrip && by_bytes                         ? "rstrip"
+                       : token.single_word                                ? "single_word"
+                       : token.normalized && by_bytes && !normalizer.empty() ? "normalized"
+                                                                          : nullptr;
+    if (flag != nullptr) refuse_place(fmt::format("the added token '{}' has {}", printable(token.content), flag));
   }
 }
 
 void TokenizerCore::encode_word(std::string_view word, Scratch& scratch, std::vector<int32_t>& to) const {
   if (scratch.words.find(word, to)) return;
   const auto begin = to.size();
-  const auto found = whole.find(word);
-  found != whole.end() ? to.push_back(found->second) : pairs->encode(word, to);
+  if (const auto found = whole.find(word); found != whole.end()) {
+    to.push_back(found->second);
+  } else if (model == TokenModel::BytePairs) {
+    pairs->encode(word, to);
+  } else {
+    encode_characters(word, to);
+  }
   scratch.words.add(word, std::span(to).subspan(begin));
 }
 
+std::string TokenizerCore::normalized(std::string_view text) const {
+  std::string result(text);
+  for (const auto& step : normalizer) step(result);
+  return result;
+}
+
 void TokenizerCore::encode_plain(std::string_view text, Scratch& scratch, std::vector<int32_t>& to) const {
+  using Place = PreTokenizer::Place;
   before_form.cut(text, [&](std::string_view piece, int32_t id) {
     if (id >= 0) return to.push_back(id);
-    std::string in_normal_form;
-    if (form && std::ranges::any_of(piece, [](char byte) { return static_cast<uint8_t>(byte) >= 0x80; }))
-      piece = in_normal_form = to_utf8(normalized_for_tokens(characters_of(piece), *form));
+    const bool begins = piece.data() == text.data();
+    std::string changed;
+    if (!normalizer.empty()) piece = changed = normalized(piece);
     in_form.cut(piece, [&](std::string_view part, int32_t inner) {
       if (inner >= 0) return to.push_back(inner);
-      pre->each_word(part, scratch.pre, [&](std::string_view word) { encode_word(word, scratch, to); });
+      pre->each_word(part, begins && part.data() == piece.data() ? Place::Begin : Place::Inside, scratch.pre,
+                     [&](std::string_view word) { encode_piece(word, scratch, to); });
     });
   });
 }
 
-Tokenizer::Tokenizer(const BpeVocabulary& vocabulary) {
+std::shared_ptr<TokenizerCore> core_of(const BpeVocabulary& vocabulary) {
   auto core = std::make_shared<TokenizerCore>();
   core->tokens = vocabulary.tokens;
   core->merges = vocabulary.merges;
   const std::unordered_set<int32_t> special(vocabulary.special.begin(), vocabulary.special.end());
+  const std::unordered_set<int32_t> rstrip(vocabulary.rstrip.begin(), vocabulary.rstrip.end());
   const auto expect_there = [&](int32_t id) {
     if (id < 0 || static_cast<size_t>(id) >= core->tokens.size())
       throw ConfigError("a vocabulary of {} tokens has no token {}", core->tokens.size(), id);
   };
   for (const auto id : vocabulary.added) {
     expect_there(id);
-    core->added.push_back({.content = core->tokens[static_cast<size_t>(id)], .id = id, .special = special.contains(id)});
+    core->added.push_back({.content = core->tokens[static_cast<size_t>(id)], .id = id, .special = special.contains(id), .rstrip = rstrip.contains(id)});
   }
   for (size_t id = 0; id < core->tokens.size(); id++) core->ids.emplace(core->tokens[id], static_cast<int32_t>(id));
-  const auto* known = find_pre_tokenizer(vocabulary.pre);
-  if (known == nullptr)
-    throw ConfigError("there is no pre-tokenizer '{}' here; those that are: {}", printable(vocabulary.pre), names_of_pre_tokenizers());
-  std::vector<PreTokenizer::Step> steps;
-  for (const auto& pattern : known->patterns) steps.push_back({.pattern = Pattern(pattern)});
-  core->pre.emplace(std::move(steps));
-  core->form = known->form;
-  core->takes_whole = known->takes_whole;
+  if (vocabulary.model == "gpt2") {
+    const auto* known = find_pre_tokenizer(vocabulary.pre);
+    if (known == nullptr)
+      throw ConfigError("there is no pre-tokenizer '{}' here; those that are: {}", printable(vocabulary.pre), names_of_pre_tokenizers());
+    std::vector<PreTokenizer::Step> steps;
+    for (const auto& pattern : known->patterns) steps.push_back({.pattern = Pattern(pattern)});
+    core->pre.emplace(std::move(steps));
+    if ((core->form = known->form)) core->normalizer.push_back(normalizing(*core->form));
+    core->takes_whole = known->takes_whole;
+  } else {
+    core->take_pieces(vocabulary);
+  }
   if (!vocabulary.chat_template.empty()) core->files[kChatTemplateFile] = vocabulary.chat_template;
   for (const auto& [name, id] : {std::pair("bos_token", vocabulary.bos),
                                  {"eos_token", vocabulary.eos},
@@ -206,8 +247,10 @@ Tokenizer::Tokenizer(const BpeVocabulary& vocabulary) {
   if (vocabulary.add_bos) core->first = end_of(vocabulary.bos, "bos");
   if (vocabulary.add_eos) core->last = end_of(vocabulary.eos, "eos");
   core->complete("the vocabulary");
-  core_ = std::move(core);
+  return core;
 }
+
+Tokenizer::Tokenizer(const BpeVocabulary& vocabulary) : core_(core_of(vocabulary)) {}
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, Ends ends) const {
   std::vector<int32_t> tokens;
@@ -225,13 +268,22 @@ void Tokenizer::encode(std::string_view text, std::vector<int32_t>& tokens, Ends
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> tokens, Special special) const {
+  const bool by_pieces = core_->model != TokenModel::BytePairs;
+  const auto& all = by_pieces ? core_->tokens : core_->bytes;
   std::string bytes;
+  std::vector<std::string> pieces;
   for (const auto token : tokens) {
-    if (token < 0 || static_cast<size_t>(token) >= core_->bytes.size())
-      throw UsageError("there is no token {}; this tokenizer has {}", token, core_->bytes.size());
+    if (token < 0 || static_cast<size_t>(token) >= all.size())
+      throw UsageError("there is no token {}; this tokenizer has {}", token, all.size());
     if (special == Special::LeftOut && core_->special.contains(token)) continue;
-    bytes += core_->bytes[static_cast<size_t>(token)];
+    const auto& each = all[static_cast<size_t>(token)];
+    if (!by_pieces)
+      bytes += each;
+    else if (!each.empty())
+      pieces.push_back(each);
   }
+  for (const auto& step : core_->decoder) step(pieces);
+  for (const auto& piece : pieces) bytes += piece;
   return invalid_utf8(bytes) ? with_replacements(bytes) : bytes;
 }
 
@@ -245,18 +297,21 @@ std::optional<int32_t> Tokenizer::find(std::string_view token) const {
 }
 
 BpeVocabulary Tokenizer::vocabulary() const {
-  const auto* known = find_pre_tokenizer(*core_->pre);
-  if (known == nullptr) throw ConfigError("its pre-tokenizer is not one of those that a GGUF file can name: {}", names_of_pre_tokenizers());
-  core_->expect_like(*known);
-  BpeVocabulary result{.tokens = core_->tokens,
-                       .merges = core_->merges,
-                       .added = {},
-                       .special = {},
-                       .pre = std::string(known->name),
-                       .chat_template = core_->chat_template()};
+  BpeVocabulary result{.tokens = core_->tokens, .merges = {}, .added = {}, .special = {}, .pre = {}, .chat_template = core_->chat_template()};
+  if (core_->model == TokenModel::BytePairs) {
+    const auto* known = find_pre_tokenizer(*core_->pre);
+    if (known == nullptr)
+      throw ConfigError("its pre-tokenizer is not one of those that a GGUF file can name: {}", names_of_pre_tokenizers());
+    core_->expect_like(*known);
+    result.merges = core_->merges;
+    result.pre = known->name;
+  } else {
+    core_->add_pieces_to(result);
+  }
   for (const auto& token : core_->added) {
     result.added.push_back(token.id);
     if (token.special) result.special.push_back(token.id);
+    if (token.rstrip) result.rstrip.push_back(token.id);
   }
   if (!core_->first.empty()) {
     result.bos = core_->first.front();

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
@@ -16,7 +18,7 @@
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/formats/gguf/gguf.h"
 #include "tessera/checkpoint/stored/catalogs.h"
-#include "tessera/data/tokenizer_core.h"
+#include "tessera/data/unigram.h"
 #include "tessera/llm/gguf_parts.h"
 #include "tessera/models/config_file.h"
 
@@ -42,7 +44,8 @@ constexpr std::pair<const char*, int64_t LlamaConfig::*> kSizes[] = {{"context_l
                                                                      {"feed_forward_length", &LlamaConfig::intermediate_size},
                                                                      {"attention.head_count", &LlamaConfig::num_attention_heads}};
 // The meanings of the numbers in tokenizer.ggml.token_type.
-constexpr int64_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
+constexpr int64_t kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6;
+constexpr std::string_view kTokenizers[] = {"gpt2", "llama", "t5"};
 
 /// The divisor of scores in llama.cpp, which knows the largest Gemmas by their number of layers.
 int64_t attention_scalar(const LlamaConfig& config) {
@@ -213,33 +216,53 @@ LlamaConfig config_of(const fs::path& path) {
   return config;
 }
 
+/// Whether llama.cpp lets the added tokens of a model with this name take the spaces behind them, and the tokens that do not.
+bool is_phi3(std::string name) {
+  std::ranges::transform(name, name.begin(), [](unsigned char letter) { return std::tolower(letter); });
+  return name.find("phi-3") != std::string::npos || name.find("phi3") != std::string::npos;
+}
+bool keeps_spaces(std::string_view token) {
+  return token == "<unk>" || token == "<s>" || token == "<|endoftext|>";
+}
+
 data::Tokenizer tokenizer_of(const fs::path& path) {
   const GgufFile file(path);
   const auto missing = [&](const char* key) { return ConfigError("{} has no {}", path, key); };
   const auto model = file.text("tokenizer.ggml.model");
   if (!model) throw missing("tokenizer.ggml.model");
-  if (*model != "gpt2")
+  if (std::ranges::find(kTokenizers, *model) == std::end(kTokenizers))
     throw ConfigError(
-        *model == "llama"
-            ? fmt::format("{}: tokenizer.ggml.model is 'llama': {}", path.string(), data::kSentencePiece)
-            : fmt::format("{}: tokenizer.ggml.model: '{}' is not read here, only 'gpt2', which is byte-level BPE", path.string(), *model));
+        "{}: tokenizer.ggml.model: '{}' is not read here, only 'gpt2' (byte-level BPE), and 'llama' and 't5' (SentencePiece's BPE and Unigram)",
+        path.string(), *model);
+  const bool is_gpt2 = *model == "gpt2", is_llama = *model == "llama";
   const auto *tokens = file.texts("tokenizer.ggml.tokens"), *merges = file.texts("tokenizer.ggml.merges");
-  if (tokens == nullptr || merges == nullptr) throw missing(tokens == nullptr ? "tokenizer.ggml.tokens" : "tokenizer.ggml.merges");
-  const auto pre = file.text("tokenizer.ggml.pre");
+  const auto* scores = file.numbers("tokenizer.ggml.scores");
+  if (tokens == nullptr) throw missing("tokenizer.ggml.tokens");
+  if (is_gpt2 ? merges == nullptr : scores == nullptr) throw missing(is_gpt2 ? "tokenizer.ggml.merges" : "tokenizer.ggml.scores");
+  const auto pre = is_gpt2 ? file.text("tokenizer.ggml.pre") : "";
   if (!pre) throw missing("tokenizer.ggml.pre");
+  const auto flag = [&](const char* key, bool standard) { return file.integer(fmt::format("tokenizer.ggml.{}", key)).value_or(standard) != 0; };
   data::BpeVocabulary vocabulary{.tokens = *tokens,
-                                 .merges = *merges,
+                                 .merges = is_gpt2 ? *merges : std::vector<std::string>(),
                                  .added = {},
                                  .special = {},
                                  .pre = *pre,
-                                 .add_bos = file.integer("tokenizer.ggml.add_bos_token").value_or(data::adds_bos(*pre)) != 0,
-                                 .add_eos = file.integer("tokenizer.ggml.add_eos_token").value_or(0) != 0,
-                                 .chat_template = file.text("tokenizer.chat_template").value_or("")};
+                                 .add_bos = flag("add_bos_token", is_llama || data::adds_bos(*pre)),
+                                 .add_eos = flag("add_eos_token", !is_gpt2 && !is_llama),
+                                 .chat_template = file.text("tokenizer.chat_template").value_or(""),
+                                 .model = *model};
+  if (!is_gpt2) {
+    vocabulary.scores = *scores;
+    vocabulary.spaces = {.added = flag("add_space_prefix", is_llama), .merged = flag("remove_extra_whitespaces", false)};
+    if (const auto* table = file.integers("tokenizer.ggml.precompiled_charsmap"))
+      for (const auto byte : *table) vocabulary.spaces.charsmap += static_cast<char>(byte);
+  }
   if (const auto* types = file.integers("tokenizer.ggml.token_type")) {
     for (size_t id = 0; id < std::min(types->size(), tokens->size()); id++) {
       const auto type = (*types)[id];
-      if (type == kControl || type == kUserDefined) vocabulary.added.push_back(static_cast<int32_t>(id));
-      if (type == kControl) vocabulary.special.push_back(static_cast<int32_t>(id));
+      const bool is_special = type == kControl || (type == kUnknown && !is_gpt2);
+      if (is_special || type == kUserDefined) vocabulary.added.push_back(static_cast<int32_t>(id));
+      if (is_special) vocabulary.special.push_back(static_cast<int32_t>(id));
     }
   }
   const auto token = [&](const char* key) {
@@ -250,6 +273,20 @@ data::Tokenizer tokenizer_of(const fs::path& path) {
   vocabulary.eos = token("eos");
   vocabulary.pad = token("padding");
   vocabulary.unknown = token("unknown");
+  if (!is_gpt2) {
+    // llama.cpp's standards.
+    const auto standard = [&](std::optional<int32_t>& id, int32_t number) {
+      if (!id && std::cmp_less(number, tokens->size())) id = number;
+    };
+    standard(vocabulary.unknown, is_llama ? 0 : 2);
+    if (is_llama) standard(vocabulary.bos, 1);
+    standard(vocabulary.eos, is_llama ? 2 : 1);
+    if (is_phi3(file.text("general.name").value_or(""))) {
+      for (const auto id : vocabulary.added) {
+        if (!keeps_spaces((*tokens)[static_cast<size_t>(id)])) vocabulary.rstrip.push_back(id);
+      }
+    }
+  }
   try {
     return data::Tokenizer(vocabulary);
   } catch (const ConfigError&) {
@@ -297,8 +334,14 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, con
   std::vector<int64_t> types(static_cast<size_t>(config.vocab_size), kNormal);
   for (const auto id : vocabulary.added) types.at(static_cast<size_t>(id)) = kUserDefined;
   for (const auto id : vocabulary.special) types.at(static_cast<size_t>(id)) = kControl;
+  if (vocabulary.model != "gpt2") {
+    for (size_t id = 0; id < vocabulary.tokens.size(); id++)
+      if (data::byte_of_piece(vocabulary.tokens[id])) types[id] = kByte;
+    if (vocabulary.unknown) types.at(static_cast<size_t>(*vocabulary.unknown)) = kUnknown;
+  }
   // A model's vocabulary may be larger than its tokenizer's.
-  vocabulary.tokens.resize(static_cast<size_t>(config.vocab_size));
+  const auto vocabulary_size = static_cast<size_t>(config.vocab_size);
+  vocabulary.tokens.resize(vocabulary_size);
   for (size_t id = 0; id < vocabulary.tokens.size(); id++) {
     if (!vocabulary.tokens[id].empty()) continue;
     vocabulary.tokens[id] = fmt::format("[PAD{}]", id);
@@ -307,11 +350,24 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, con
   const auto add = [&](const char* name, checkpoint::GgufValue value) {
     metadata.emplace_back(fmt::format("tokenizer.ggml.{}", name), std::move(value));
   };
-  add("model", text("gpt2"));
-  add("pre", text(vocabulary.pre == "llama3" ? "llama-bpe" : vocabulary.pre == "gpt2" ? "gpt-2" : vocabulary.pre));
+  add("model", text(vocabulary.model));
+  add("pre", text(vocabulary.pre == "llama3" ? "llama-bpe" : vocabulary.pre == "gpt2" ? "gpt-2" : vocabulary.pre.empty() ? "default" : vocabulary.pre));
   add("tokens", {GgufType::Text, std::move(vocabulary.tokens)});
   add("token_type", {GgufType::I32, std::move(types)});
-  add("merges", {GgufType::Text, std::move(vocabulary.merges)});
+  if (vocabulary.model == "gpt2") {
+    add("merges", {GgufType::Text, std::move(vocabulary.merges)});
+  } else {
+    vocabulary.scores.resize(vocabulary_size);
+    add("scores", {GgufType::F32, std::move(vocabulary.scores)});
+    add("add_space_prefix", {GgufType::Bool, static_cast<int64_t>(vocabulary.spaces.added)});
+    add("remove_extra_whitespaces", {GgufType::Bool, static_cast<int64_t>(vocabulary.spaces.merged)});
+    if (!vocabulary.spaces.charsmap.empty()) {
+      std::vector<int64_t> table;
+      for (const auto byte : vocabulary.spaces.charsmap) table.push_back(static_cast<uint8_t>(byte));
+      add("precompiled_charsmap", {GgufType::U8, std::move(table)});
+    }
+    if (vocabulary.unknown) add("unknown_token_id", u32(*vocabulary.unknown));
+  }
   const auto bos = vocabulary.bos ? std::optional<int64_t>(*vocabulary.bos) : config.bos_token_id;
   if (bos) add("bos_token_id", u32(*bos));
   if (vocabulary.eos || !config.eos_token_ids.empty())
@@ -319,7 +375,7 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, con
   if (config.eos_token_ids.size() > 1) add("eot_token_id", u32(config.eos_token_ids[1]));
   if (config.pad_token_id) add("padding_token_id", u32(*config.pad_token_id));
   add("add_bos_token", {GgufType::Bool, static_cast<int64_t>(vocabulary.add_bos)});
-  if (vocabulary.add_eos) add("add_eos_token", {GgufType::Bool, 1});
+  if (vocabulary.add_eos || vocabulary.model == "t5") add("add_eos_token", {GgufType::Bool, static_cast<int64_t>(vocabulary.add_eos)});
   if (!vocabulary.chat_template.empty()) metadata.emplace_back("tokenizer.chat_template", text(std::move(vocabulary.chat_template)));
 }
 
@@ -413,12 +469,14 @@ void expect_gguf_place(const LlamaConfig& config, const data::Tokenizer& tokeniz
     }
   }
   if (tokenizer.size() > config.vocab_size)
-    refuse(fmt::format("tokenizer.json has {} tokens, but the model only {}", tokenizer.size(), config.vocab_size));
+    refuse(fmt::format("its tokenizer has {} tokens, but the model only {}", tokenizer.size(), config.vocab_size));
+  data::BpeVocabulary vocabulary;
   try {
-    tokenizer.vocabulary();
+    vocabulary = tokenizer.vocabulary();
   } catch (const ConfigError& error) {
     refuse(error.what());
   }
+  if (!vocabulary.rstrip.empty() && config.model_type != "phi3") refuse("rstrip of added tokens has no place there");
 }
 
 void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions& options) {
@@ -431,10 +489,12 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
   const auto* plain = code_named("F32");
   const auto config = LlamaConfig::read(folder);
   const auto tokenizer = data::Tokenizer::read(folder);
+  auto name_of_model = options.name.empty() ? name_of_folder(folder) : options.name;
+  if (config.model_type == "phi3" && !is_phi3(name_of_model)) name_of_model = "Phi-3 " + name_of_model;
   expect_gguf_place(config, tokenizer, folder);
   const checkpoint::CatalogReader stored(checkpoint::read_model(folder));
   const auto architecture = architecture_of(config);
-  auto metadata = general(config, "model", options.name.empty() ? name_of_folder(folder) : options.name, code->file_type);
+  auto metadata = general(config, "model", name_of_model, code->file_type);
   add_config(metadata, config);
   add_tokenizer(metadata, tokenizer, config);
   std::vector<GgufTensor> tensors;

@@ -14,7 +14,7 @@ namespace tessera::llm {
 /// Returns the shape of the model in a folder with config.json, or in a GGUF file. Throws ConfigError, which names the key, if
 /// models::LlamaForCausalLM can't be that model, and IoError for a damaged file.
 models::LlamaConfig read_config(const std::filesystem::path& path);
-/// Returns the tokenizer of a folder with tokenizer.json, or of a GGUF file.
+/// Returns the tokenizer of a folder with tokenizer.json or tokenizer.model, or of a GGUF file.
 data::Tokenizer read_tokenizer(const std::filesystem::path& path);
 
 struct GgufOptions {

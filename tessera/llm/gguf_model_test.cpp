@@ -29,6 +29,35 @@ using models::LlamaForCausalLM;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
+TEST(Gguf, HasTheTokensOfSentencePiece) {
+  const Folder folder;
+  auto config = small_config("mistral");
+  config.vocab_size = 272;
+  write_model(folder / "hub", config);
+  const auto gguf = folder / "small.gguf";
+  for (const auto* kind : {"llama", "t5"}) {
+    auto parts = small_pieces(kind);
+    parts.tokens.emplace_back("\u2581\u2581");
+    parts.scores.push_back(0);
+    parts.added.push_back(269);
+    parts.spaces.added = false;
+    const data::Tokenizer tokenizer(parts);
+    tokenizer.write(folder / "hub");
+    llm::write_gguf(folder / "hub", gguf);
+    const auto again = llm::read_tokenizer(gguf), of_folder = llm::read_tokenizer(folder / "hub");
+    for (const auto* text : {"the then", " the \u00e9 nth", "<s>the  the</s>"}) {
+      EXPECT_EQ(again.encode(text), tokenizer.encode(text)) << kind << text;
+      EXPECT_EQ(of_folder.encode(text), tokenizer.encode(text)) << kind << text;
+    }
+    EXPECT_EQ(again.vocabulary().add_eos, parts.add_eos);
+    EXPECT_EQ(again.vocabulary().spaces.merged, parts.spaces.merged);
+  }
+  auto parts = small_pieces();
+  parts.rstrip = {2};
+  data::Tokenizer(parts).write(folder / "hub");
+  EXPECT_THAT(message_of<ConfigError>([&] { llm::write_gguf(folder / "hub", gguf); }), HasSubstr("rstrip of added tokens has no place there"));
+}
+
 TEST(Gguf, HasTheValuesOfPythonsGguf) {
   const Folder folder;
   const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/gguf_files.py", "write", folder.path()});

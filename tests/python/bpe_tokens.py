@@ -74,12 +74,13 @@ KINDS = {
 }
 
 
-def odd_texts(count, random):
+def odd_texts(count, random, more=()):
     characters = [chr(c) for c in range(0x20, 0x2FFFF) if unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")]
     # Newer than some tables of Unicode, which have none that a normal form would change.
     characters += [chr(c) for c in range(0x20, 0x33479) if NEWER.match(chr(c))] * 20
     common = ["the", "The", " quick", " ", "  ", "\n", "\r\n", "\t", "'s", "'LL", "'ſ", "n't", "1", "12", "2024", "٣٤", "½", "é", "e\u0301", "\u180e", "\u0085", "\u00a0", "\u3000", "👩‍👩‍👧", "🇩🇪",
               "❤️", "<|end|>", "<|im_start|>", "<|im", "<left>", " <left> ", "<right>  ", "alone", "xalone", "alone.", "é!", "éx", "e\u0301x", "e\u0301\u08d3", "a\u1abf\u0301", "\u0302\u0323", "\U00011935\U00011930", "ⓐ", "²", "_", "--", "/", "()", "\x00", "\x7f", "\ufeff", "中文", "русский"]
+    common += more
     texts = []
     for _ in range(count):
         parts = [random.choice(characters) if random.random() < 0.4 else random.choice(common) for _ in range(random.randrange(24))]

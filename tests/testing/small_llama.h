@@ -23,6 +23,23 @@ inline data::Tokenizer small_tokenizer(const std::string& pre = "llama3") {
   return data::Tokenizer(vocabulary);
 }
 
+/// SentencePiece's vocabulary of a few words and all bytes, of the kind llama or t5.
+inline data::BpeVocabulary small_pieces(const std::string& model = "llama") {
+  data::BpeVocabulary vocabulary{
+      .tokens = {"<unk>", "<s>", "</s>"}, .merges = {}, .added = {0, 1, 2}, .special = {0, 1, 2}, .pre = {}, .bos = 1, .eos = 2, .model = model};
+  vocabulary.unknown = 0;
+  (model == "llama" ? vocabulary.add_bos : vocabulary.add_eos) = true;
+  vocabulary.spaces = {.added = true, .merged = model == "t5"};
+  for (int byte = 0; byte < 256; byte++) vocabulary.tokens.push_back(data::piece_of_byte(static_cast<uint8_t>(byte)));
+  vocabulary.scores.resize(vocabulary.tokens.size());
+  double score = 0;
+  for (const auto* piece : {"th", "the", "\u2581the", "\u2581t", "he", "\u2581", "t", "h", "e", "n"}) {
+    vocabulary.tokens.emplace_back(piece);
+    vocabulary.scores.push_back(score--);
+  }
+  return vocabulary;
+}
+
 inline models::LlamaConfig small_config(const std::string& type) {
   models::LlamaConfig config{.model_type = type,
                              .vocab_size = 260,

@@ -281,6 +281,9 @@ const std::vector<std::string>* GgufFile::texts(const std::string& key) const {
 const std::vector<int64_t>* GgufFile::integers(const std::string& key) const {
   return get<std::vector<int64_t>>(key);
 }
+const std::vector<double>* GgufFile::numbers(const std::string& key) const {
+  return get<std::vector<double>>(key);
+}
 
 std::string GgufFile::architecture() const {
   const auto name = text(kArchitectureKey);

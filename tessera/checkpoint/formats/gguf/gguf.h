@@ -61,6 +61,7 @@ class GgufFile {
   std::optional<std::string> text(const std::string& key) const;
   const std::vector<std::string>* texts(const std::string& key) const;
   const std::vector<int64_t>* integers(const std::string& key) const;
+  const std::vector<double>* numbers(const std::string& key) const;
   /// general.architecture, such as "llama". Throws IoError if it is missing.
   std::string architecture() const;
   /// Whether the file holds an adapter instead of a model.
