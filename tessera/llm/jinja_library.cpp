@@ -13,25 +13,19 @@
 namespace tessera::llm::jinja {
 namespace {
 
-constexpr std::string_view kTextMethods =
-    " capitalize count endswith find isdigit join lower lstrip replace rsplit rstrip split splitlines startswith strip title upper ";
+constexpr std::string_view kTextMethods = " capitalize endswith find join lower lstrip replace rstrip split splitlines startswith strip title upper ";
 constexpr std::string_view kDictMethods = " copy get items keys values ";
 constexpr int64_t kLongestRange = 100'000;  // as in Jinja's sandbox
-
-bool is_listed(std::string_view words, std::string_view word) {
-  return words.find(fmt::format(" {} ", word)) != std::string::npos;
-}
 
 std::string in_lower(const std::string& text) {
   return data::to_utf8(data::in_lower_case(data::characters_of(text)));
 }
 
-/// Begins words with a capital: the first one, or all.
+/// The text with capitals at the beginning of words: of the first one, or of all.
 std::string capitalized(const std::string& text, bool all) {
   auto out = in_lower(text);
   for (size_t i = 0; i < out.size(); i++) {
-    const bool begins = i == 0 || (all && std::isalpha(static_cast<unsigned char>(out[i - 1])) == 0);
-    if (begins) out[i] = upper(out.substr(i, 1))[0];
+    if (i == 0 || (all && std::isalpha(static_cast<unsigned char>(out[i - 1])) == 0)) out[i] = upper(out.substr(i, 1))[0];
   }
   return out;
 }
@@ -91,23 +85,26 @@ List split(std::string_view text, const Value& separator, int64_t times) {
   }
 }
 
-List split_from_right(std::string_view text, const std::string& separator, int64_t times) {
-  List parts;
-  for (size_t at = 0; times-- != 0 && (at = text.rfind(separator)) != std::string::npos; text = text.substr(0, at))
-    parts.emplace(parts.begin(), std::string(text.substr(at + separator.size())));
-  parts.emplace(parts.begin(), std::string(text));
-  return parts;
+Value replaced(std::string_view text, std::string_view from, std::string_view to, int64_t times) {
+  std::string out;
+  if (from.empty()) throw UsageError("replace() looks for an empty text");
+  for (size_t found = 0; times-- != 0 && (found = text.find(from)) != std::string::npos; text.remove_prefix(found + from.size()))
+    out.append(text.substr(0, found)).append(to);
+  return out.append(text);
+}
+
+List lines_of(const std::string& text) {
+  auto lines = split(text, "\n", -1);
+  if (text.empty() || text.ends_with('\n')) lines.pop_back();
+  return lines;
 }
 
 std::string indented(const std::string& text, const Arguments& arguments) {
   const auto width = arguments.at(0, "width");
   const auto indent = width.text() != nullptr ? *width.text() : std::string(static_cast<size_t>(arguments.integer_at(0, "width", 4)), ' ');
   std::string out = truth(arguments.at(1, "first")) ? indent : "";
-  const auto lines = lines_of(text + "\n");
-  for (size_t i = 0; i < lines.size(); i++) {
-    const auto& line = *lines[i].text();
-    out += (i == 0 ? "" : "\n" + (line.empty() && !truth(arguments.at(2, "blank")) ? "" : indent)) + line;
-  }
+  for (size_t i = 0; const auto& line : lines_of(text + "\n"))
+    out += (i++ == 0 ? "" : "\n" + (line.text()->empty() && !truth(arguments.at(2, "blank")) ? "" : indent)) + *line.text();
   return out;
 }
 
@@ -156,15 +153,12 @@ Value text_method(const std::string& text, std::string_view name, const Argument
   if (name.ends_with("strip"))
     return std::string(stripped(text, name[0] == 'l' ? Sides::Left : name[0] == 'r' ? Sides::Right : Sides::Both, first.text()));
   if (name == "split") return split(text, arguments.at(0, "sep"), arguments.integer_at(1, "maxsplit", -1));
-  if (name == "rsplit") return split_from_right(text, arguments.text_at(0, "sep"), arguments.integer_at(1, "maxsplit", -1));
   if (name == "startswith") return text.starts_with(arguments.text_at(0, "prefix"));
   if (name == "endswith") return text.ends_with(arguments.text_at(0, "suffix"));
   if (name == "find") {
     const auto at = text.find(arguments.text_at(0, "sub"));
     return at == std::string::npos ? int64_t{-1} : std::ssize(data::characters_of(text.substr(0, at)));
   }
-  if (name == "count") return std::ssize(split(text, first, -1)) - 1;
-  if (name == "isdigit") return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
   if (name == "join") return joined(items_of(first), text, Undefined{});
   if (name == "splitlines") return lines_of(text);
   return filtered(name, text, arguments);
@@ -207,27 +201,15 @@ Value filtered(std::string_view name, const Value& value, const Arguments& argum
     if (!made.is_undefined()) return made;
     return !first.is_undefined() ? first : name == "int" ? Value(int64_t{0}) : Value(0.0);
   }
-  if (name == "abs" || name == "round") {
-    const auto known = number(value);
-    if (!known) throw UsageError("{}() gets {}", name, kind_of(value));
-    if (name == "abs") return *known < 0 ? arithmetic("-", int64_t{0}, value) : value;
-    const auto scale = std::pow(10.0, arguments.integer_at(0, "precision", 0));
-    return std::nearbyint(*known * scale) / scale;
-  }
   if (name == "items") return pairs_of(value);
   if (name == "dictsort") return ordered(*pairs_of(value).list(), {}, int64_t{0}, false);
   if (name == "sort") return ordered(items_of(value), arguments, arguments.at(2, "attribute"), false);
   if (name == "unique") return ordered(items_of(value), arguments, arguments.at(1, "attribute"), true);
   if (name == "join") return joined(items_of(value), text_of(arguments.at(0, "d")), arguments.at(1, "attribute"));
   if (name == "map" || name.starts_with("select") || name.starts_with("reject")) return each(name, value, arguments);
-  if (name == "reverse") return slice_of(value.text() != nullptr ? value : Value(items_of(value)), nullptr, nullptr, int64_t{-1});
+  if (name == "reverse") return slice_of(value.text() != nullptr ? value : Value(items_of(value)), {.values = {nullptr, nullptr, int64_t{-1}}, .named = {}});
   auto items = items_of(value);
   if (name == "list") return items;
-  if (name == "sum") {
-    Value sum = arguments.at(1, "start").is_undefined() ? Value(int64_t{0}) : arguments.at(1, "start");
-    for (const auto& item : items) sum = arithmetic("+", sum, at_path(item, arguments.at(0, "attribute")));
-    return sum;
-  }
   if (name != "first" && name != "last" && name != "min" && name != "max") throw UsageError("the filter '{}' is not supported", name);
   if (items.empty()) return Undefined{std::string(name)};
   if (name == "first" || name == "last") return name == "first" ? items.front() : items.back();
@@ -246,17 +228,8 @@ bool tested(std::string_view name, const Value& value, const Arguments& argument
     return value.is_undefined() || value.text() != nullptr || value.list() != nullptr || value.dict() != nullptr;
   if (name == "number") return number(value).has_value();
   if (name == "integer") return whole != nullptr;
-  if (name == "float") return value.as<double>() != nullptr;
-  if (name == "callable") return value.as<std::shared_ptr<const Function>>() != nullptr;
   if (name == "in") return contains(other, value);
-  if (name == "eq" || name == "equalto" || name == "sameas") return same(value, other);
-  if (name == "ne") return !same(value, other);
-  if (name == "lt" || name == "lessthan") return less(value, other);
-  if (name == "gt" || name == "greaterthan") return less(other, value);
-  if (name == "le") return !less(other, value);
-  if (name == "ge") return !less(value, other);
-  if (name == "lower") return in_lower(text_of(value)) == text_of(value);
-  if (name == "upper") return upper(text_of(value)) == text_of(value);
+  if (name == "eq" || name == "equalto" || name == "sameas" || name == "ne") return same(value, other) != (name == "ne");
   const auto* flag = value.as<bool>();
   if (name == "boolean") return flag != nullptr;
   if (name == "true" || name == "false") return flag != nullptr && *flag == (name == "true");

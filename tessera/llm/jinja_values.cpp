@@ -28,14 +28,15 @@ std::string repr_of_text(const std::string& text) {
   const char quote = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
   std::string out(1, quote);
   for (const auto character : data::characters_of(text)) {
-    if (character == U'\n' || character == U'\r' || character == U'\t') {
-      out += character == U'\n' ? "\\n" : character == U'\r' ? "\\r" : "\\t";
-    } else if (character == U'\\' || character == static_cast<char32_t>(quote)) {
-      out += {'\\', static_cast<char>(character)};
+    const auto code = static_cast<uint32_t>(character);
+    constexpr std::string_view escaped = "\t\n\r\\", letters = "tnr\\";
+    if (const auto known = code < 0x80 ? escaped.find(static_cast<char>(code)) : std::string::npos; known != std::string::npos) {
+      out += {'\\', letters[known]};
+    } else if (character == static_cast<char32_t>(quote)) {
+      out += {'\\', quote};
     } else if (character == U' ' || !(data::is_control(character) || data::is_space(character))) {
       out += data::to_utf8({&character, 1});
     } else {
-      const auto code = static_cast<uint32_t>(character);
       out += code < 0x100 ? fmt::format("\\x{:02x}", code) : code < 0x10000 ? fmt::format("\\u{:04x}", code) : fmt::format("\\U{:08x}", code);
     }
   }
@@ -103,22 +104,6 @@ struct Writer {
     return "{" + (out.empty() ? "" : out + line(depth)) + "}";
   }
 };
-
-template <class Items>
-Items picked(const Items& items, const Value& begin, const Value& end, const Value& step) {
-  const auto size = std::ssize(items);
-  const auto by = step.as<int64_t>() != nullptr ? *step.as<int64_t>() : 1;
-  if (by == 0) throw UsageError("a slice has the step 0");
-  const auto place = [&](const Value& given, int64_t otherwise) {
-    const auto* at = given.as<int64_t>();
-    if (at == nullptr) return otherwise;
-    return std::clamp(*at < 0 ? *at + size : *at, by < 0 ? int64_t{-1} : 0, by < 0 ? size - 1 : size);
-  };
-  const auto first = place(begin, by < 0 ? size - 1 : 0), last = place(end, by < 0 ? -1 : size);
-  Items out;
-  for (auto i = first; by < 0 ? i > last : i < last; i += by) out.push_back(items[static_cast<size_t>(i)]);
-  return out;
-}
 
 }  // namespace
 
@@ -308,10 +293,23 @@ Value item_of(const Value& value, const Value& key) {
   return Undefined{key.is_undefined() ? "" : text_of(key)};
 }
 
-Value slice_of(const Value& value, const Value& begin, const Value& end, const Value& step) {
-  if (value.text() != nullptr) return data::to_utf8(picked(data::characters_of(*value.text()), begin, end, step));
-  if (value.list() == nullptr) throw UsageError("{} has no slices", kind_of(value));
-  return picked(*value.list(), begin, end, step);
+Value slice_of(const Value& value, const Arguments& arguments) {
+  if (value.text() == nullptr && value.list() == nullptr) throw UsageError("{} has no slices", kind_of(value));
+  const auto items = items_of(value);
+  const auto size = std::ssize(items), step = arguments.integer_at(2, "step", 1);
+  if (step == 0) throw UsageError("a slice has the step 0");
+  const auto place = [&](size_t argument, int64_t otherwise) {
+    const auto at = arguments.integer_at(argument, "", otherwise);
+    if (argument >= arguments.values.size() || arguments.values[argument].is_none()) return otherwise;
+    return std::clamp(at < 0 ? at + size : at, step < 0 ? int64_t{-1} : 0, step < 0 ? size - 1 : size);
+  };
+  const auto first = place(0, step < 0 ? size - 1 : 0), last = place(1, step < 0 ? -1 : size);
+  List out;
+  for (auto i = first; step < 0 ? i > last : i < last; i += step) out.push_back(items[static_cast<size_t>(i)]);
+  if (value.list() != nullptr) return out;
+  std::string text;
+  for (const auto& item : out) text += *item.text();
+  return text;
 }
 
 std::string_view stripped(std::string_view text, Sides sides, const std::string* set) {
@@ -324,31 +322,8 @@ std::string_view stripped(std::string_view text, Sides sides, const std::string*
   return text;
 }
 
-List lines_of(std::string_view text) {
-  List lines;
-  std::u32string line;
-  const auto characters = data::characters_of(text);
-  for (size_t i = 0; i < characters.size(); i++) {
-    const auto character = characters[i];
-    const bool ends = (character >= 0xA && character <= 0xD) || (character >= 0x1C && character <= 0x1E) || character == 0x85 ||
-                      character == 0x2028 || character == 0x2029;
-    if (!ends) line += character;
-    if (ends || i + 1 == characters.size()) lines.emplace_back(data::to_utf8(std::exchange(line, {})));
-    if (character == U'\r' && i + 1 < characters.size() && characters[i + 1] == U'\n') i++;
-  }
-  return lines;
-}
-
-Value replaced(std::string_view text, std::string_view from, std::string_view to, int64_t times) {
-  std::string out;
-  if (from.empty()) throw UsageError("replace() looks for an empty text");
-  for (size_t at = 0;;) {
-    const auto found = times-- == 0 ? std::string::npos : text.find(from, at);
-    out += text.substr(at, found == std::string::npos ? found : found - at);
-    if (found == std::string::npos) return out;
-    out += to;
-    at = found + from.size();
-  }
+bool is_listed(std::string_view words, std::string_view word) {
+  return words.find(fmt::format(" {} ", word)) != std::string_view::npos;
 }
 
 }  // namespace tessera::llm::jinja
