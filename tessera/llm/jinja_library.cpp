@@ -13,21 +13,12 @@
 namespace tessera::llm::jinja {
 namespace {
 
-constexpr std::string_view kTextMethods = " capitalize endswith find join lower lstrip replace rstrip split splitlines startswith strip title upper ";
+constexpr std::string_view kTextMethods = " capitalize endswith find join lower lstrip replace rstrip split startswith strip upper ";
 constexpr std::string_view kDictMethods = " copy get items keys values ";
 constexpr int64_t kLongestRange = 100'000;  // as in Jinja's sandbox
 
 std::string in_lower(const std::string& text) {
   return data::to_utf8(data::in_lower_case(data::characters_of(text)));
-}
-
-/// The text with capitals at the beginning of words: of the first one, or of all.
-std::string capitalized(const std::string& text, bool all) {
-  auto out = in_lower(text);
-  for (size_t i = 0; i < out.size(); i++) {
-    if (i == 0 || (all && std::isalpha(static_cast<unsigned char>(out[i - 1])) == 0)) out[i] = upper(out.substr(i, 1))[0];
-  }
-  return out;
 }
 
 Value at_path(Value value, const Value& path) {
@@ -49,15 +40,15 @@ Value pairs_of(const Value& value) {
   return pairs;
 }
 
-Value number_from(const Value& value, bool whole) {
+/// As int() of Python; `otherwise` for a text that is no number.
+Value whole_number(const Value& value, const Value& otherwise) {
   auto known = number(value);
-  if (const auto* text = value.text()) {
-    const auto bare = stripped(*text, Sides::Both);
-    if (const auto exact = number_of<int64_t>(bare); exact && whole) return *exact;
+  if (value.text() != nullptr) {
+    const auto bare = stripped(*value.text(), Sides::Both);
+    if (const auto exact = number_of<int64_t>(bare)) return *exact;
     known = number_of<double>(bare);
   }
-  if (!known || !std::isfinite(*known)) return Undefined{"number"};
-  return whole ? Value(static_cast<int64_t>(*known)) : Value(*known);
+  return known && std::isfinite(*known) ? Value(static_cast<int64_t>(*known)) : otherwise;
 }
 
 std::string joined(const List& items, const std::string& between, const Value& path) {
@@ -66,22 +57,18 @@ std::string joined(const List& items, const std::string& between, const Value& p
   return out;
 }
 
-List split(std::string_view text, const Value& separator, int64_t times) {
+/// At a separator, or at blanks.
+List split(std::string_view text, const std::string* separator, int64_t times) {
   List parts;
-  const bool blanks = separator.text() == nullptr;
-  if (!blanks && separator.text()->empty()) throw UsageError("split() gets an empty separator");
+  if (separator != nullptr && separator->empty()) throw UsageError("split() gets an empty separator");
   for (;; times--) {
-    if (blanks) text = stripped(text, Sides::Left);
-    if (blanks && text.empty()) return parts;
-    size_t end = blanks ? 0 : text.find(*separator.text());
-    while (blanks && end < text.size() && !stripped(text.substr(end, data::length_of_first(text.substr(end))), Sides::Left).empty())
-      end += data::length_of_first(text.substr(end));
-    if (times == 0 || end >= text.size()) {
-      parts.emplace_back(std::string(text));
-      return parts;
-    }
+    if (separator == nullptr) text = stripped(text, Sides::Left);
+    if (separator == nullptr && text.empty()) return parts;
+    size_t end = separator != nullptr ? text.find(*separator) : 0;
+    while (separator == nullptr && end < text.size() && stripped(text.substr(end), Sides::Left).size() == text.size() - end) end++;
+    if (times == 0 || end >= text.size()) return parts.emplace_back(std::string(text)), parts;
     parts.emplace_back(std::string(text.substr(0, end)));
-    text.remove_prefix(end + (blanks ? 0 : separator.text()->size()));
+    text.remove_prefix(end + (separator != nullptr ? separator->size() : 0));
   }
 }
 
@@ -93,18 +80,13 @@ Value replaced(std::string_view text, std::string_view from, std::string_view to
   return out.append(text);
 }
 
-List lines_of(const std::string& text) {
-  auto lines = split(text, "\n", -1);
-  if (text.empty() || text.ends_with('\n')) lines.pop_back();
-  return lines;
-}
-
 std::string indented(const std::string& text, const Arguments& arguments) {
   const auto width = arguments.at(0, "width");
   const auto indent = width.text() != nullptr ? *width.text() : std::string(static_cast<size_t>(arguments.integer_at(0, "width", 4)), ' ');
+  const std::string line_break = "\n";
   std::string out = truth(arguments.at(1, "first")) ? indent : "";
-  for (size_t i = 0; const auto& line : lines_of(text + "\n"))
-    out += (i++ == 0 ? "" : "\n" + (line.text()->empty() && !truth(arguments.at(2, "blank")) ? "" : indent)) + *line.text();
+  for (size_t i = 0; const auto& line : split(text, &line_break, -1))
+    out += (i++ == 0 ? "" : line_break + (line.text()->empty() ? "" : indent)) + *line.text();
   return out;
 }
 
@@ -152,7 +134,7 @@ Value text_method(const std::string& text, std::string_view name, const Argument
   const auto first = arguments.at(0, "first");
   if (name.ends_with("strip"))
     return std::string(stripped(text, name[0] == 'l' ? Sides::Left : name[0] == 'r' ? Sides::Right : Sides::Both, first.text()));
-  if (name == "split") return split(text, arguments.at(0, "sep"), arguments.integer_at(1, "maxsplit", -1));
+  if (name == "split") return split(text, arguments.at(0, "sep").text(), arguments.integer_at(1, "maxsplit", -1));
   if (name == "startswith") return text.starts_with(arguments.text_at(0, "prefix"));
   if (name == "endswith") return text.ends_with(arguments.text_at(0, "suffix"));
   if (name == "find") {
@@ -160,7 +142,6 @@ Value text_method(const std::string& text, std::string_view name, const Argument
     return at == std::string::npos ? int64_t{-1} : std::ssize(data::characters_of(text.substr(0, at)));
   }
   if (name == "join") return joined(items_of(first), text, Undefined{});
-  if (name == "splitlines") return lines_of(text);
   return filtered(name, text, arguments);
 }
 
@@ -193,14 +174,13 @@ Value filtered(std::string_view name, const Value& value, const Arguments& argum
   if (name == "string" || name == "safe") return text_of(value);
   if (name == "upper") return upper(text_of(value));
   if (name == "lower") return in_lower(text_of(value));
-  if (name == "capitalize" || name == "title") return capitalized(text_of(value), name == "title");
+  if (name == "capitalize") {
+    auto out = in_lower(text_of(value));
+    return out.replace(0, 1, upper(out.substr(0, 1)));
+  }
   if (name == "replace") return replaced(text_of(value), arguments.text_at(0, "old"), arguments.text_at(1, "new"), arguments.integer_at(2, "count", -1));
   if (name == "indent") return indented(text_of(value), arguments);
-  if (name == "int" || name == "float") {
-    const auto made = number_from(value, name == "int");
-    if (!made.is_undefined()) return made;
-    return !first.is_undefined() ? first : name == "int" ? Value(int64_t{0}) : Value(0.0);
-  }
+  if (name == "int") return whole_number(value, first.is_undefined() ? Value(int64_t{0}) : first);
   if (name == "items") return pairs_of(value);
   if (name == "dictsort") return ordered(*pairs_of(value).list(), {}, int64_t{0}, false);
   if (name == "sort") return ordered(items_of(value), arguments, arguments.at(2, "attribute"), false);

@@ -13,15 +13,10 @@ namespace tessera::llm::jinja {
 namespace {
 
 using Json = nlohmann::ordered_json;
-constexpr int kDeepest = 200;
+constexpr int kDeepestValue = 200;
 
 bool is_blank(char32_t character) {
   return data::is_white(character) || (character >= 0x1C && character <= 0x1F);
-}
-
-std::string decimal(double value) {
-  auto text = fmt::format("{}", value);
-  return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
 }
 
 std::string repr_of_text(const std::string& text) {
@@ -43,22 +38,8 @@ std::string repr_of_text(const std::string& text) {
   return out + quote;
 }
 
-std::string repr_of(const Value& value) {
-  if (const auto* text = value.text()) return repr_of_text(*text);
-  std::string out;
-  if (const auto* list = value.list()) {
-    for (const auto& item : *list) out += (out.empty() ? "" : ", ") + repr_of(item);
-    return "[" + out + "]";
-  }
-  if (const auto* dict = value.dict()) {
-    for (const auto& [key, item] : *dict) out += (out.empty() ? "" : ", ") + repr_of_text(key) + ": " + repr_of(item);
-    return "{" + out + "}";
-  }
-  return value.is_undefined() ? "Undefined" : text_of(value);
-}
-
 Value value_at(const Json& json, int depth) {
-  if (depth > kDeepest) throw UsageError("it has lists in lists, more than {} deep", kDeepest);
+  if (depth > kDeepestValue) throw UsageError("it has lists in lists, more than {} deep", kDeepestValue);
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_number_integer()) return json.get<int64_t>();
   if (json.is_number_float()) return json.get<double>();
@@ -74,34 +55,34 @@ Value value_at(const Json& json, int depth) {
   return dict;
 }
 
-/// How json.dumps of Python writes.
+/// Writes lists and dicts as Python does: as json.dumps(), or as str().
 struct Writer {
-  std::string indent, comma, colon;
-  bool ascii = false, sorted = false;
+  std::string comma = ", ", colon = ": ", indent = {};
+  bool json = true, ascii = false, sorted = false;
 
   std::string line(int depth) const {
     std::string text = indent.empty() ? "" : "\n";
     for (int i = 0; !indent.empty() && i < depth; i++) text += indent;
     return text;
   }
-  std::string text(const std::string& text) const { return Json(text).dump(-1, ' ', ascii); }
-  std::string write(const Value& value, int depth) const {
-    std::string out;
-    if (const auto* given = value.text()) return text(*given);
-    if (value.is_none()) return "null";
-    if (const auto* flag = value.as<bool>()) return *flag ? "true" : "false";
-    if (number(value)) return text_of(value);
-    if (const auto* list = value.list()) {
-      for (const auto& item : *list) out += (out.empty() ? "" : comma) + line(depth + 1) + write(item, depth + 1);
-      return "[" + (out.empty() ? "" : out + line(depth)) + "]";
-    }
+  std::string leaf(const std::string& text) const { return json ? Json(text).dump(-1, ' ', ascii) : repr_of_text(text); }
+  std::string write(const Value& value, int depth = 0) const {
+    if (const auto* text = value.text()) return leaf(*text);
+    const auto* flag = value.as<bool>();
+    if (json && (flag != nullptr || value.is_none())) return flag == nullptr ? "null" : *flag ? "true" : "false";
+    const auto *list = value.list();
     const auto* dict = value.dict();
-    if (dict == nullptr) throw UsageError("tojson can't write {}", kind_of(value));
-    auto items = *dict;
+    if (list == nullptr && dict == nullptr) {
+      if (!number(value) && !value.is_none()) throw UsageError("{} can't be written", kind_of(value));
+      return text_of(value);
+    }
+    std::vector<std::string> parts;
+    for (const auto& item : list != nullptr ? *list : List()) parts.push_back(write(item, depth + 1));
+    auto items = dict != nullptr ? *dict : Dict();
     if (sorted) std::ranges::sort(items, {}, &Dict::value_type::first);
-    for (const auto& [key, item] : items)
-      out += (out.empty() ? "" : comma) + line(depth + 1) + text(key) + colon + write(item, depth + 1);
-    return "{" + (out.empty() ? "" : out + line(depth)) + "}";
+    for (const auto& [key, item] : items) parts.push_back(leaf(key) + colon + write(item, depth + 1));
+    const auto inside = parts.empty() ? "" : line(depth + 1) + joined(parts, comma + line(depth + 1)) + line(depth);
+    return list != nullptr ? "[" + inside + "]" : "{" + inside + "}";
   }
 };
 
@@ -204,26 +185,24 @@ std::string text_of(const Value& value) {
   if (value.is_none()) return "None";
   if (const auto* flag = value.as<bool>()) return *flag ? "True" : "False";
   if (const auto* whole = value.as<int64_t>()) return std::to_string(*whole);
-  if (const auto* real = value.as<double>()) return decimal(*real);
-  if (value.list() == nullptr && value.dict() == nullptr) throw UsageError("{} can't be written", kind_of(value));
-  return repr_of(value);
+  if (const auto* real = value.as<double>()) {
+    auto text = fmt::format("{}", *real);
+    return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
+  }
+  return Writer{.json = false}.write(value);
 }
 
 std::string json_of(const Value& value, const Arguments& options) {
-  const auto indent = options.at(1, "indent"), separators = options.at(2, "separators");
-  const auto* width = indent.as<int64_t>();
-  Writer writer{.indent = width != nullptr ? std::string(static_cast<size_t>(std::max<int64_t>(*width, 0)), ' ') : text_of(indent),
-                .comma = ", ",
-                .colon = ": ",
-                .ascii = truth(options.at(0, "ensure_ascii")),
-                .sorted = truth(options.at(3, "sort_keys"))};
-  if (indent.is_none()) writer.indent.clear();
+  const auto indent = options.at(1, "indent");
+  Writer writer{.ascii = truth(options.at(0, "ensure_ascii")), .sorted = truth(options.at(3, "sort_keys"))};
+  if (indent.text() != nullptr) writer.indent = *indent.text();
+  if (const auto* width = indent.as<int64_t>()) writer.indent = std::string(static_cast<size_t>(std::max<int64_t>(*width, 0)), ' ');
   if (!writer.indent.empty()) writer.comma = ",";
-  if (const auto* pair = separators.list(); pair != nullptr && pair->size() == 2) {
-    writer.comma = text_of(pair->front());
-    writer.colon = text_of(pair->back());
+  if (const auto separators = options.at(2, "separators"); separators.list() != nullptr && separators.list()->size() == 2) {
+    writer.comma = text_of(separators.list()->front());
+    writer.colon = text_of(separators.list()->back());
   }
-  return writer.write(value, 0);
+  return writer.write(value);
 }
 
 List items_of(const Value& value) {

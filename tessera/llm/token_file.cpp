@@ -32,7 +32,7 @@ namespace tessera::llm {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kPart = 4 << 20;  // bytes of a file of lines that one thread tokenizes at once
 constexpr uint64_t kBlock = 1 << 20;
@@ -348,7 +348,7 @@ checkpoint::SafetensorsFile opened(const fs::path& path) {
 }  // namespace
 
 std::vector<std::vector<int32_t>> tokens_of_line(std::string_view line, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
-  const auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object())
     throw UsageError(
         data::invalid_utf8(line)
