@@ -51,7 +51,7 @@ Value whole_number(const Value& value, const Value& otherwise) {
   return known && std::isfinite(*known) ? Value(static_cast<int64_t>(*known)) : otherwise;
 }
 
-std::string joined(const List& items, const std::string& between, const Value& path) {
+std::string joined_items(const List& items, const std::string& between, const Value& path) {
   std::string out;
   for (size_t i = 0; i < items.size(); i++) out += (i > 0 ? between : "") + text_of(at_path(items[i], path));
   return out;
@@ -141,7 +141,7 @@ Value text_method(const std::string& text, std::string_view name, const Argument
     const auto at = text.find(arguments.text_at(0, "sub"));
     return at == std::string::npos ? int64_t{-1} : std::ssize(data::characters_of(text.substr(0, at)));
   }
-  if (name == "join") return joined(items_of(first), text, Undefined{});
+  if (name == "join") return joined_items(items_of(first), text, Undefined{});
   return filtered(name, text, arguments);
 }
 
@@ -185,7 +185,7 @@ Value filtered(std::string_view name, const Value& value, const Arguments& argum
   if (name == "dictsort") return ordered(*pairs_of(value).list(), {}, int64_t{0}, false);
   if (name == "sort") return ordered(items_of(value), arguments, arguments.at(2, "attribute"), false);
   if (name == "unique") return ordered(items_of(value), arguments, arguments.at(1, "attribute"), true);
-  if (name == "join") return joined(items_of(value), text_of(arguments.at(0, "d")), arguments.at(1, "attribute"));
+  if (name == "join") return joined_items(items_of(value), text_of(arguments.at(0, "d")), arguments.at(1, "attribute"));
   if (name == "map" || name.starts_with("select") || name.starts_with("reject")) return each(name, value, arguments);
   if (name == "reverse") return slice_of(value.text() != nullptr ? value : Value(items_of(value)), {.values = {nullptr, nullptr, int64_t{-1}}, .named = {}});
   auto items = items_of(value);
