@@ -61,7 +61,8 @@ Json description_of(const fs::path& model) {
   if (!is_folder(model)) {
     const checkpoint::GgufFile file(model);
     const auto* tokens = file.texts("tokenizer.ggml.tokens");
-    for (const auto& [name, key] : {std::pair{"bos_token", "bos"}, {"eos_token", "eos"}, {"unk_token", "unknown"}, {"pad_token", "padding"}}) {
+    for (const auto& [name, key] :
+         {std::pair{"bos_token", "bos"}, {"eos_token", "eos"}, {"unk_token", "unknown"}, {"pad_token", "padding"}}) {
       const auto id = file.integer(fmt::format("tokenizer.ggml.{}_token_id", key));
       if (tokens != nullptr && id && *id >= 0 && *id < std::ssize(*tokens)) found[name] = (*tokens)[static_cast<size_t>(*id)];
     }
@@ -98,7 +99,8 @@ Json prepared(const Json& messages, bool parts, bool objects) {
     if (!message.is_object() || !message.contains("role") || !message["role"].is_string()) refuse("has no role");
     const bool calls = message.contains("tool_calls") && message["tool_calls"].is_array() && !message["tool_calls"].empty();
     if (!message.contains("content") && !calls) refuse("has no content");
-    if (message.contains("content") && !message["content"].is_string() && !message["content"].is_array() && !(message["content"].is_null() && calls))
+    if (message.contains("content") && !message["content"].is_string() && !message["content"].is_array() &&
+        !(message["content"].is_null() && calls))
       refuse(fmt::format("has a content that is {}, and not text", message["content"].type_name()));
     if (message.contains("content") && message["content"].is_array()) {
       std::string text;
@@ -202,13 +204,15 @@ std::string ChatTemplate::prompt(const Json& messages, const Json* tools) const 
   return inside_->rendered(messages, tools, true).text;
 }
 
-std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, const Json* tools, const jinja::Rendered& whole, size_t from) const {
+std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, const Json* tools, const jinja::Rendered& whole,
+                                                        size_t from) const {
   std::vector<jinja::Range> found;
   const auto is_answer = [&](size_t i) { return messages[i]["role"] == "assistant"; };
   size_t first = 0;
   while (first < messages.size() && !is_answer(first)) first++;
   // What the template writes before any answer.
-  const Json before = first == 0 || first == messages.size() ? messages : Json(Json::array_t(messages.begin(), messages.begin() + std::ptrdiff_t(first)));
+  const Json before =
+      first == 0 || first == messages.size() ? messages : Json(Json::array_t(messages.begin(), messages.begin() + std::ptrdiff_t(first)));
   const auto open = rendered(before, tools, true).text, closed = rendered(before, tools, false).text;
   const auto head = std::string_view(open).substr(static_cast<size_t>(std::ranges::mismatch(open, closed).in1 - open.begin()));
   size_t end = 0;
@@ -216,7 +220,8 @@ std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, co
     const auto& turns = whole.turns[i];
     if (turns.empty()) continue;
     if (turns.size() > 1 || turns.front().begin < end)
-      throw UsageError("the chat template writes message {} in several places, so its answers can't be told; put them into {{% generation %}}", i + 1);
+      throw UsageError(
+          "the chat template writes message {} in several places, so its answers can't be told; put them into {{% generation %}}", i + 1);
     end = turns.front().end;
     if (!is_answer(i) || i < from) continue;
     auto [begin, last] = turns.front();
@@ -227,7 +232,9 @@ std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, co
     last = std::max(begin, begin + without_blanks(std::string_view(whole.text).substr(begin, last - begin)));
     found.push_back({begin, last});
   }
-  if (end == 0) throw UsageError("the chat template does not write messages one by one, so its answers can't be told; put them into {{% generation %}}");
+  if (end == 0)
+    throw UsageError(
+        "the chat template does not write messages one by one, so its answers can't be told; put them into {{% generation %}}");
   return found;
 }
 
@@ -251,7 +258,8 @@ std::vector<Segment> ChatTemplate::render(const Json& messages, const Json* tool
     add(end, true);
   }
   add(whole.text.size(), false);
-  if (std::ranges::none_of(segments, &Segment::trained)) throw UsageError("a conversation has no message of the assistant, so nothing to learn");
+  if (std::ranges::none_of(segments, &Segment::trained))
+    throw UsageError("a conversation has no message of the assistant, so nothing to learn");
   return segments;
 }
 

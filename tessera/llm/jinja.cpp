@@ -65,7 +65,8 @@ struct Run {
     if (op == "const") return node.value;
     if (op == "name") return variable(node.text);
     if (op == "written") return written([&] { run(kids[0]); });
-    if (op == "choose") return truth(value(kids[0])) ? value(kids[1]) : kids.size() > 2 ? value(kids[2]) : Value(Undefined{"a value without else"});
+    if (op == "choose")
+      return truth(value(kids[0])) ? value(kids[1]) : kids.size() > 2 ? value(kids[2]) : Value(Undefined{"a value without else"});
     if (op == "list") {
       List list;
       for (const auto& kid : kids) list.push_back(value(kid));
@@ -185,15 +186,16 @@ struct Run {
       const auto neighbour = [&](int64_t at) { return at >= 0 && at < count ? all[static_cast<size_t>(at)] : Undefined{"the item"}; };
       const auto begin = out->size();
       const auto flow = in_scope(std::make_shared<Scope>(scope), [&] {
-        put(scope->variables, "loop", Dict{{"index", i + 1},
-                                           {"index0", i},
-                                           {"revindex", count - i},
-                                           {"revindex0", count - i - 1},
-                                           {"first", i == 0},
-                                           {"last", i + 1 == count},
-                                           {"length", count},
-                                           {"previtem", neighbour(i - 1)},
-                                           {"nextitem", neighbour(i + 1)}});
+        put(scope->variables, "loop",
+            Dict{{"index", i + 1},
+                 {"index0", i},
+                 {"revindex", count - i},
+                 {"revindex0", count - i - 1},
+                 {"first", i == 0},
+                 {"last", i + 1 == count},
+                 {"length", count},
+                 {"previtem", neighbour(i - 1)},
+                 {"nextitem", neighbour(i + 1)}});
         assign(node.kids[0], item);
         return run(node.kids[3]);
       });

@@ -178,7 +178,8 @@ Value filtered(std::string_view name, const Value& value, const Arguments& argum
     auto out = in_lower(text_of(value));
     return out.replace(0, 1, upper(out.substr(0, 1)));
   }
-  if (name == "replace") return replaced(text_of(value), arguments.text_at(0, "old"), arguments.text_at(1, "new"), arguments.integer_at(2, "count", -1));
+  if (name == "replace")
+    return replaced(text_of(value), arguments.text_at(0, "old"), arguments.text_at(1, "new"), arguments.integer_at(2, "count", -1));
   if (name == "indent") return indented(text_of(value), arguments);
   if (name == "int") return whole_number(value, first.is_undefined() ? Value(int64_t{0}) : first);
   if (name == "items") return pairs_of(value);
@@ -187,7 +188,8 @@ Value filtered(std::string_view name, const Value& value, const Arguments& argum
   if (name == "unique") return ordered(items_of(value), arguments, arguments.at(1, "attribute"), true);
   if (name == "join") return joined_items(items_of(value), text_of(arguments.at(0, "d")), arguments.at(1, "attribute"));
   if (name == "map" || name.starts_with("select") || name.starts_with("reject")) return each(name, value, arguments);
-  if (name == "reverse") return slice_of(value.text() != nullptr ? value : Value(items_of(value)), {.values = {nullptr, nullptr, int64_t{-1}}, .named = {}});
+  if (name == "reverse")
+    return slice_of(value.text() != nullptr ? value : Value(items_of(value)), {.values = {nullptr, nullptr, int64_t{-1}}, .named = {}});
   auto items = items_of(value);
   if (name == "list") return items;
   if (name != "first" && name != "last" && name != "min" && name != "max") throw UsageError("the filter '{}' is not supported", name);
@@ -252,7 +254,8 @@ Dict global_functions() {
              for (auto i = begin; step < 0 ? i > end : i < end; i += step) list.emplace_back(i);
              return list;
            })},
-          {"raise_exception", Function([](const Arguments& arguments) -> Value { throw UsageError("{}", text_of(arguments.at(0, "message"))); })},
+          {"raise_exception",
+           Function([](const Arguments& arguments) -> Value { throw UsageError("{}", text_of(arguments.at(0, "message"))); })},
           {"strftime_now", Function([](const Arguments& arguments) {
              const auto now = std::time(nullptr);
              std::tm local{};

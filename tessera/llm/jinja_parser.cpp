@@ -46,15 +46,21 @@ class Parser {
   }
 
  private:
-  int line() const { return 1 + static_cast<int>(std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(std::min(at_, text_.size())), '\n')); }
+  int line() const {
+    return 1 + static_cast<int>(std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(std::min(at_, text_.size())), '\n'));
+  }
   [[noreturn]] static void refuse_at(int line, std::string_view why) { throw ConfigError("the chat template, line {}: {}", line, why); }
   [[noreturn]] void refuse(std::string_view why) const { refuse_at(line(), why); }
-  [[noreturn]] void refuse_here(std::string_view wanted) const { refuse(fmt::format("there is '{}' in place of {}", printable(text_.substr(at_, 8)), wanted)); }
+  [[noreturn]] void refuse_here(std::string_view wanted) const {
+    refuse(fmt::format("there is '{}' in place of {}", printable(text_.substr(at_, 8)), wanted));
+  }
 
   // Texts and the borders of tags
 
   char now(size_t ahead = 0) const { return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0'; }
-  bool is(std::string_view what, size_t ahead = 0) const { return text_.compare(std::min(at_ + ahead, text_.size()), what.size(), what) == 0; }
+  bool is(std::string_view what, size_t ahead = 0) const {
+    return text_.compare(std::min(at_ + ahead, text_.size()), what.size(), what) == 0;
+  }
   void skip_blanks() { at_ = text_.size() - stripped(std::string_view(text_).substr(at_), Sides::Left).size(); }
 
   /// Appends the text up to the next tag, and goes over its beginning. False at the end of the template.
@@ -69,7 +75,8 @@ class Parser {
       const auto last = text.rfind('\n') + 1;
       if (sign == '-') {
         text = stripped(text, Sides::Right);
-      } else if (sign != '+' && (kind_ == '%' || kind_ == '#') && (last > 0 || new_line_) && stripped(text.substr(last), Sides::Left).empty()) {
+      } else if (sign != '+' && (kind_ == '%' || kind_ == '#') && (last > 0 || new_line_) &&
+                 stripped(text.substr(last), Sides::Left).empty()) {
         text = text.substr(0, last);
       }
       if (!text.empty()) all.kids.push_back({"text", std::string(text)});
@@ -213,7 +220,8 @@ class Parser {
 
   /// Parses operators that bind as tightly as those of a level, or tighter.
   Node binary(size_t level) {
-    static const std::vector<std::string_view> levels[] = {{"or"}, {"and"}, {"not"}, {"==", "!=", "<=", ">=", "<", ">", "in", "not in"}, {"+", "-"}, {"~"}, {"*", "//", "/", "%"}};
+    static const std::vector<std::string_view> levels[] = {
+        {"or"}, {"and"}, {"not"}, {"==", "!=", "<=", ">=", "<", ">", "in", "not in"}, {"+", "-"}, {"~"}, {"*", "//", "/", "%"}};
     if (level == std::size(levels)) return filters(unary());
     if (level == 2) return skip("not") ? Node{"not", "", {deeper([&] { return binary(2); })}} : binary(3);
     auto left = binary(level + 1);
@@ -256,7 +264,8 @@ class Parser {
         value = {"test", word(), {std::move(value)}};
         if (skip("(")) {
           arguments(value);
-        } else if (const auto next = peek(); is("'") || is("\"") || is("[") || (!next.empty() && !is_listed(" else or and is if in not ", next))) {
+        } else if (const auto next = peek();
+                   is("'") || is("\"") || is("[") || (!next.empty() && !is_listed(" else or and is if in not ", next))) {
           value.kids.push_back(suffixed(primary()));
         }
         if (inverse) value = {"not", "", {std::move(value)}};

@@ -32,7 +32,9 @@ std::string repr_of_text(const std::string& text) {
     } else if (character == U' ' || !(data::is_control(character) || data::is_space(character))) {
       out += data::to_utf8({&character, 1});
     } else {
-      out += code < 0x100 ? fmt::format("\\x{:02x}", code) : code < 0x10000 ? fmt::format("\\u{:04x}", code) : fmt::format("\\U{:08x}", code);
+      out += code < 0x100     ? fmt::format("\\x{:02x}", code)
+             : code < 0x10000 ? fmt::format("\\u{:04x}", code)
+                              : fmt::format("\\U{:08x}", code);
     }
   }
   return out + quote;
@@ -70,7 +72,7 @@ struct Writer {
     if (const auto* text = value.text()) return leaf(*text);
     const auto* flag = value.as<bool>();
     if (json && (flag != nullptr || value.is_none())) return flag == nullptr ? "null" : *flag ? "true" : "false";
-    const auto *list = value.list();
+    const auto* list = value.list();
     const auto* dict = value.dict();
     if (list == nullptr && dict == nullptr) {
       if (!number(value) && !value.is_none()) throw UsageError("{} can't be written", kind_of(value));
@@ -227,7 +229,8 @@ int64_t length_of(const Value& value) {
 }
 
 std::string kind_of(const Value& value) {
-  constexpr const char* kinds[] = {"", "none", "a truth value", "a number", "a number", "a text", "a list", "a dict", "a namespace", "a function"};
+  constexpr const char* kinds[] = {"",       "none",   "a truth value", "a number",    "a number",
+                                   "a text", "a list", "a dict",        "a namespace", "a function"};
   return value.is_undefined() ? fmt::format("'{}', which is undefined,", value.as<Undefined>()->name) : kinds[value.index()];
 }
 
@@ -297,7 +300,8 @@ std::string_view stripped(std::string_view text, Sides sides, const std::string*
   };
   const auto length = [&] { return data::length_of_first(text); };
   while (sides != Sides::Right && !text.empty() && goes(text.substr(0, length()))) text.remove_prefix(length());
-  while (sides != Sides::Left && !text.empty() && goes(text.substr(data::last_character(text)))) text = text.substr(0, data::last_character(text));
+  while (sides != Sides::Left && !text.empty() && goes(text.substr(data::last_character(text))))
+    text = text.substr(0, data::last_character(text));
   return text;
 }
 

@@ -36,8 +36,8 @@ Json begun(const Json& line) {
 }
 
 Json sharegpt(const Json& line) {
-  static const std::map<std::string, std::string> roles = {
-      {"human", "user"}, {"gpt", "assistant"}, {"chatgpt", "assistant"}, {"model", "assistant"}, {"bot", "assistant"}, {"observation", "tool"}};
+  static const std::map<std::string, std::string> roles = {{"human", "user"},      {"gpt", "assistant"}, {"chatgpt", "assistant"},
+                                                           {"model", "assistant"}, {"bot", "assistant"}, {"observation", "tool"}};
   auto messages = begun(line);
   if (!line["conversations"].is_array()) throw UsageError("conversations is not a list");
   for (auto message : line["conversations"]) {
@@ -75,7 +75,8 @@ Json alpaca(const Json& line) {
 
 Document conversation(const Json& line, const Json& messages, size_t learned_from, const ChatTemplate* chat) {
   if (chat == nullptr)
-    throw UsageError("it has messages, so it needs a chat template, and the tokenizer has none: give --chat chatml, llama3, alpaca or FILE.jinja");
+    throw UsageError(
+        "it has messages, so it needs a chat template, and the tokenizer has none: give --chat chatml, llama3, alpaca or FILE.jinja");
   auto tools = line.value("tools", Json());
   if (tools.is_string() && !tools.get_ref<const std::string&>().empty())
     tools = Json::parse(tools.get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
@@ -103,7 +104,8 @@ std::vector<Document> pair_in(const Json& line, const ChatTemplate* chat) {
   if (lists && !(line.contains("prompt") && line["prompt"].is_array())) {
     size_t shared = 0;
     while (shared < std::min(chosen.size(), rejected.size()) && chosen[shared] == rejected[shared]) shared++;
-    if (shared > 0 || !line.contains("prompt")) return {conversation(line, chosen, shared, chat), conversation(line, rejected, shared, chat)};
+    if (shared > 0 || !line.contains("prompt"))
+      return {conversation(line, chosen, shared, chat), conversation(line, rejected, shared, chat)};
   }
   if (!line.contains("prompt")) throw UsageError("it has chosen and rejected, but no prompt");
   return {answered(line, line["prompt"], "chosen", chat), answered(line, line["prompt"], "rejected", chat)};
