@@ -210,11 +210,15 @@ std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, co
   const auto is_answer = [&](size_t i) { return messages[i]["role"] == "assistant"; };
   size_t first = 0;
   while (first < messages.size() && !is_answer(first)) first++;
-  // What the template writes before any answer.
+  // What the template writes as the beginning of any answer. Some templates write it after the last message even if not asked to.
+  const std::string_view text = whole.text;
   const Json before =
       first == 0 || first == messages.size() ? messages : Json(Json::array_t(messages.begin(), messages.begin() + std::ptrdiff_t(first)));
   const auto open = rendered(before, tools, true).text, closed = rendered(before, tools, false).text;
-  const auto head = std::string_view(open).substr(static_cast<size_t>(std::ranges::mismatch(open, closed).in1 - open.begin()));
+  const bool begun = first > 0 && first < messages.size() && !whole.turns[first].empty() &&
+                     open.starts_with(text.substr(0, whole.turns[first].front().begin));
+  const auto head = std::string_view(open).substr(begun ? whole.turns[first].front().begin
+                                                        : static_cast<size_t>(std::ranges::mismatch(open, closed).in1 - open.begin()));
   size_t end = 0;
   for (size_t i = 0; i < messages.size(); i++) {
     const auto& turns = whole.turns[i];
@@ -225,12 +229,16 @@ std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, co
     end = turns.front().end;
     if (!is_answer(i) || i < from) continue;
     auto [begin, last] = turns.front();
-    if (i + 1 == messages.size()) last = whole.text.size();
-    const auto turn = std::string_view(whole.text).substr(begin, last - begin);
-    const auto headed = turn.find(head);
-    begin += headed != std::string::npos ? headed + head.size() : static_cast<size_t>(std::ranges::mismatch(turn, head).in1 - turn.begin());
-    last = std::max(begin, begin + without_blanks(std::string_view(whole.text).substr(begin, last - begin)));
-    found.push_back({begin, last});
+    if (i + 1 == messages.size() && (head.empty() || text.find(head, last) == std::string::npos)) last = text.size();
+    const auto turn = text.substr(begin, last - begin);
+    if (const auto found_head = turn.find(head); found_head != std::string::npos) {
+      begin += found_head + head.size();
+    } else {
+      // Whole marks and lines of it, such as those before an open <think>.
+      const auto common = turn.substr(0, static_cast<size_t>(std::ranges::mismatch(turn, head).in1 - turn.begin()));
+      begin += common.find_last_of(">]\n ") + 1;
+    }
+    found.push_back({begin, std::max(begin, begin + without_blanks(text.substr(begin, last - begin)))});
   }
   if (end == 0)
     throw UsageError(
