@@ -182,9 +182,11 @@ TEST(Tokenizer, ReadsModelsOfSentencePiece) {
   EXPECT_EQ(tokenizer.decode(std::vector{3, 8, 10, 7}), "ab c");
   write_file(folder / "tokenizer_config.json", R"({"tokenizer_class": "XLMRobertaTokenizerFast"})");
   EXPECT_THAT(message_of<ConfigError>([&] { Tokenizer::read(folder.path()); }), HasSubstr("'XLMRobertaTokenizer', which changes ids"));
-  for (size_t size = 1; size < model.size() - 10; size += 7) {
+  write_file(folder / "tokenizer_config.json", R"({"added_tokens_decoder": {"x": {"content": "y"}}})");
+  EXPECT_THAT(message_of<ConfigError>([&] { Tokenizer::read(folder.path()); }), HasSubstr("can't be the id of an added token"));
+  for (const size_t size : {1, 5, 8, 20, 30, 100}) {
     write_file(folder / "tokenizer.model", model.substr(0, model.size() - size));
-    EXPECT_THAT(message_of<Error>([&] { Tokenizer::read(folder.path()); }), HasSubstr("tokenizer")) << size;
+    EXPECT_THAT(message_of<IoError>([&] { Tokenizer::read(folder.path()); }), HasSubstr("tokenizer.model is damaged: it is not a whole")) << size;
   }
 }
 
