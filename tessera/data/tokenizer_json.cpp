@@ -391,8 +391,8 @@ void add_pieces(InOrder& json, const TokenizerCore& core) {
 
 /// Makes tokenizer.json for a tokenizer that was not read from such a file.
 InOrder json_of(const TokenizerCore& core) {
-  InOrder json = {
-      {"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", InOrder::array()}, {"normalizer", nullptr}};
+  InOrder json = {{"version", "1.0"},     {"truncation", nullptr},    {"padding", nullptr}, {"added_tokens", InOrder::array()},
+                  {"normalizer", nullptr}, {"pre_tokenizer", nullptr}};
   for (const auto& token : core.added) json["added_tokens"].push_back(added_of(token));
   const auto id_name = [&](int32_t id) { return core.tokens[static_cast<size_t>(id)]; };
   json["post_processor"] = nullptr;
@@ -416,7 +416,7 @@ InOrder json_of(const TokenizerCore& core) {
     add_all(pair, core.last, 1);
     json["post_processor"] = {{"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}, {"special_tokens", tokens}};
   }
-  auto& decoder = json["decoder"];
+  json["decoder"] = nullptr;
   json["model"] = {{"type", "BPE"},
                    {"dropout", nullptr},
                    {"unk_token", nullptr},
@@ -434,7 +434,7 @@ InOrder json_of(const TokenizerCore& core) {
     for (const auto& step : core.pre->steps()) steps.push_back(step_of(step));
     steps.push_back(byte_level);
     json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
-    decoder = byte_level;
+    json["decoder"] = byte_level;
   } else {
     add_pieces(json, core);
     if (core.model == TokenModel::Unigram) return json;

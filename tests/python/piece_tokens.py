@@ -147,8 +147,7 @@ if __name__ == "__main__":
         own = [text for text in texts if not any(token.encode() in text for token in SPECIAL)]
         strings = [text.decode("utf-8", errors="replace") for text in own]
         ids = model.encode(strings)
-        unknown = model.unk_id()
-        decoded = [model.decode(each) if unknown not in each else "?" for each in ids]
+        decoded = [model.decode(each).replace(" \u2047 ", "<unk>") for each in ids]
         text, ends = joined(own, torch.uint8)
         save_file({"bytes": text, "ends": ends, "drawn": torch.frombuffer(bytearray(drawn), dtype=torch.uint8)}, f"{name}/texts.safetensors")
         all_ids, id_ends = joined(ids, torch.int32)
