@@ -120,7 +120,7 @@ def families(llama, gemma, t5, bytes_, table):
         "single": finished(pairs(llama, **plain, fuse_unk=False), [normalizers.NFKC()], pre_tokenizers.Split(Regex(r"\d"), "merged_with_next")),
         "t5": finished(unigram(t5), [normalizers.Precompiled(table)], pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace("always", True)]), decoder=decoders.Metaspace(), end=True),
         "xlmr": finished(unigram(t5), [normalizers.Precompiled(table), *strip], metaspace("always", True), added=[AddedToken("<mask>", lstrip=True, special=True)], decoder=decoders.Metaspace()),
-        "albert": finished(unigram(bytes_, byte_fallback=True), [normalizers.Replace(Regex("[\ua7cb-\ua7cd\u1c89]"), ""), normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(), normalizers.NFC()], metaspace("always", False)),
+        "albert": finished(unigram(bytes_, byte_fallback=True), [normalizers.Replace(Regex("[\ua7cb-\ua7cd\u1c89\U00010d50-\U00010d65]"), ""), normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(), normalizers.NFC()], metaspace("always", False)),
     }
 
 
