@@ -242,7 +242,8 @@ class TokenizerFile {
       } else if ((type == "ByteLevel") != (core.model == TokenModel::BytePairs)) {
         refuse_type("decoder", json);
       } else if (type == "Replace") {
-        core.decoder.push_back([step = replace_of(json, "decoder")](std::vector<std::string>& tokens) { std::ranges::for_each(tokens, step); });
+        const auto step = replace_of(json, "decoder");
+        core.decoder.push_back([step](std::vector<std::string>& tokens) { std::ranges::for_each(tokens, step); });
       } else if (type == "ByteFallback") {
         core.decoder.push_back(join_bytes);
       } else if (type == "Strip") {
@@ -255,7 +256,8 @@ class TokenizerFile {
         });
       } else if (type == "Metaspace") {
         const auto step = metaspace_of(json);
-        core.decoder.push_back([space = step.space, removes = step.prefix != PreTokenizer::Prefix::Never](std::vector<std::string>& tokens) {
+        const bool removes = step.prefix != PreTokenizer::Prefix::Never;
+        core.decoder.push_back([space = step.space, removes](std::vector<std::string>& tokens) {
           for (size_t i = 0; i < tokens.size(); i++) replacing(nullptr, space, i == 0 && removes ? "" : " ")(tokens[i]);
         });
       } else if (type != "ByteLevel") {
@@ -369,7 +371,8 @@ InOrder added_of(const AddedToken& token) {
 void refuse_other_files(const fs::path& folder) {
   if (is_there(folder / "vocab.json") && is_there(folder / "merges.txt"))
     throw ConfigError(
-        "{} has no {}, but vocab.json and merges.txt: let transformers make it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
+        "{} has no {}, but vocab.json and merges.txt: let transformers make it: "
+        "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
         folder, kTokenizerFile);
 }
 

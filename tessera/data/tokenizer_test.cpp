@@ -176,7 +176,8 @@ TEST(Tokenizer, ReadsModelsOfSentencePiece) {
   write_file(folder / "tokenizer.model", model);
   write_file(folder / "added_tokens.json", R"({"<turn>": 9})");
   EXPECT_THAT(Tokenizer::read(folder.path()).encode("abc xy<turn>bcb"), ElementsAre(1, 3, 7, 8, 0, 9, 4, 6));
-  write_file(folder / "tokenizer_config.json", R"({"add_bos_token": false, "added_tokens_decoder": {"10": {"content": "<end>", "rstrip": true}}})");
+  write_file(folder / "tokenizer_config.json",
+             R"({"add_bos_token": false, "added_tokens_decoder": {"10": {"content": "<end>", "rstrip": true}}})");
   const auto tokenizer = Tokenizer::read(folder / "tokenizer.model");
   EXPECT_THAT(tokenizer.encode("bc<end>  a"), ElementsAre(4, 10, 5));
   EXPECT_EQ(tokenizer.decode(std::vector{3, 8, 10, 7}), "ab c");
