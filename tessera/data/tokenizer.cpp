@@ -216,7 +216,8 @@ std::shared_ptr<TokenizerCore> core_of(const BpeVocabulary& vocabulary) {
   };
   for (const auto id : vocabulary.added) {
     expect_there(id);
-    core->added.push_back({.content = core->tokens[static_cast<size_t>(id)], .id = id, .special = special.contains(id), .rstrip = rstrip.contains(id)});
+    core->added.push_back(
+        {.content = core->tokens[static_cast<size_t>(id)], .id = id, .special = special.contains(id), .rstrip = rstrip.contains(id)});
   }
   for (size_t id = 0; id < core->tokens.size(); id++) core->ids.emplace(core->tokens[id], static_cast<int32_t>(id));
   if (vocabulary.model == "gpt2") {
@@ -297,7 +298,8 @@ std::optional<int32_t> Tokenizer::find(std::string_view token) const {
 }
 
 BpeVocabulary Tokenizer::vocabulary() const {
-  BpeVocabulary result{.tokens = core_->tokens, .merges = {}, .added = {}, .special = {}, .pre = {}, .chat_template = core_->chat_template()};
+  BpeVocabulary result{
+      .tokens = core_->tokens, .merges = {}, .added = {}, .special = {}, .pre = {}, .chat_template = core_->chat_template()};
   if (core_->model == TokenModel::BytePairs) {
     const auto* known = find_pre_tokenizer(*core_->pre);
     if (known == nullptr)

@@ -242,7 +242,8 @@ class TokenizerFile {
       } else if ((type == "ByteLevel") != (core.model == TokenModel::BytePairs)) {
         refuse_type("decoder", json);
       } else if (type == "Replace") {
-        core.decoder.push_back([step = replace_of(json, "decoder")](std::vector<std::string>& tokens) { std::ranges::for_each(tokens, step); });
+        const auto step = replace_of(json, "decoder");
+        core.decoder.push_back([step](std::vector<std::string>& tokens) { std::ranges::for_each(tokens, step); });
       } else if (type == "ByteFallback") {
         core.decoder.push_back(join_bytes);
       } else if (type == "Strip") {
@@ -255,7 +256,8 @@ class TokenizerFile {
         });
       } else if (type == "Metaspace") {
         const auto step = metaspace_of(json);
-        core.decoder.push_back([space = step.space, removes = step.prefix != PreTokenizer::Prefix::Never](std::vector<std::string>& tokens) {
+        const bool removes = step.prefix != PreTokenizer::Prefix::Never;
+        core.decoder.push_back([space = step.space, removes](std::vector<std::string>& tokens) {
           for (size_t i = 0; i < tokens.size(); i++) replacing(nullptr, space, i == 0 && removes ? "" : " ")(tokens[i]);
         });
       } else if (type != "ByteLevel") {
@@ -369,7 +371,8 @@ InOrder added_of(const AddedToken& token) {
 void refuse_other_files(const fs::path& folder) {
   if (is_there(folder / "vocab.json") && is_there(folder / "merges.txt"))
     throw ConfigError(
-        "{} has no {}, but vocab.json and merges.txt: let transformers make it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
+        "{} has no {}, but vocab.json and merges.txt: let transformers make it: "
+        "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
         folder, kTokenizerFile);
 }
 
@@ -391,8 +394,8 @@ void add_pieces(InOrder& json, const TokenizerCore& core) {
 
 /// Makes tokenizer.json for a tokenizer that was not read from such a file.
 InOrder json_of(const TokenizerCore& core) {
-  InOrder json = {
-      {"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", InOrder::array()}, {"normalizer", nullptr}};
+  InOrder json = {{"version", "1.0"},     {"truncation", nullptr},    {"padding", nullptr}, {"added_tokens", InOrder::array()},
+                  {"normalizer", nullptr}, {"pre_tokenizer", nullptr}};
   for (const auto& token : core.added) json["added_tokens"].push_back(added_of(token));
   const auto id_name = [&](int32_t id) { return core.tokens[static_cast<size_t>(id)]; };
   json["post_processor"] = nullptr;
@@ -416,7 +419,7 @@ InOrder json_of(const TokenizerCore& core) {
     add_all(pair, core.last, 1);
     json["post_processor"] = {{"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}, {"special_tokens", tokens}};
   }
-  auto& decoder = json["decoder"];
+  json["decoder"] = nullptr;
   json["model"] = {{"type", "BPE"},
                    {"dropout", nullptr},
                    {"unk_token", nullptr},
@@ -434,7 +437,7 @@ InOrder json_of(const TokenizerCore& core) {
     for (const auto& step : core.pre->steps()) steps.push_back(step_of(step));
     steps.push_back(byte_level);
     json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
-    decoder = byte_level;
+    json["decoder"] = byte_level;
   } else {
     add_pieces(json, core);
     if (core.model == TokenModel::Unigram) return json;

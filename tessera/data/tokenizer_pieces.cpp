@@ -60,8 +60,8 @@ void TokenizerCore::set_pieces(const std::string& where) {
   none.fill(BytePairs::kLeftOut);
   const auto learned = scores.empty() ? learned_merges(where) : merges_of_scores();
   pairs.emplace(none, learned);
-  cuts_at_spaces = !takes_whole && ids.contains(kPieceSpace) &&
-                   std::ranges::none_of(learned, [&](const auto& merge) { return has_inner_space(tokens[static_cast<size_t>(merge.merged)]); });
+  const auto crosses = [&](const auto& merge) { return has_inner_space(tokens[static_cast<size_t>(merge.merged)]); };
+  cuts_at_spaces = !takes_whole && ids.contains(kPieceSpace) && std::ranges::none_of(learned, crosses);
 }
 
 void TokenizerCore::set_byte_pieces() {

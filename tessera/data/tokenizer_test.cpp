@@ -176,15 +176,18 @@ TEST(Tokenizer, ReadsModelsOfSentencePiece) {
   write_file(folder / "tokenizer.model", model);
   write_file(folder / "added_tokens.json", R"({"<turn>": 9})");
   EXPECT_THAT(Tokenizer::read(folder.path()).encode("abc xy<turn>bcb"), ElementsAre(1, 3, 7, 8, 0, 9, 4, 6));
-  write_file(folder / "tokenizer_config.json", R"({"add_bos_token": false, "added_tokens_decoder": {"10": {"content": "<end>", "rstrip": true}}})");
+  write_file(folder / "tokenizer_config.json",
+             R"({"add_bos_token": false, "added_tokens_decoder": {"10": {"content": "<end>", "rstrip": true}}})");
   const auto tokenizer = Tokenizer::read(folder / "tokenizer.model");
   EXPECT_THAT(tokenizer.encode("bc<end>  a"), ElementsAre(4, 10, 5));
   EXPECT_EQ(tokenizer.decode(std::vector{3, 8, 10, 7}), "ab c");
   write_file(folder / "tokenizer_config.json", R"({"tokenizer_class": "XLMRobertaTokenizerFast"})");
   EXPECT_THAT(message_of<ConfigError>([&] { Tokenizer::read(folder.path()); }), HasSubstr("'XLMRobertaTokenizer', which changes ids"));
-  for (size_t size = 1; size < model.size() - 10; size += 7) {
+  write_file(folder / "tokenizer_config.json", R"({"added_tokens_decoder": {"x": {"content": "y"}}})");
+  EXPECT_THAT(message_of<ConfigError>([&] { Tokenizer::read(folder.path()); }), HasSubstr("can't be the id of an added token"));
+  for (const size_t size : {1, 5, 8, 20, 30, 100}) {
     write_file(folder / "tokenizer.model", model.substr(0, model.size() - size));
-    EXPECT_THAT(message_of<Error>([&] { Tokenizer::read(folder.path()); }), HasSubstr("tokenizer")) << size;
+    EXPECT_THAT(message_of<IoError>([&] { Tokenizer::read(folder.path()); }), HasSubstr("tokenizer.model is damaged: it is not a whole")) << size;
   }
 }
 

@@ -37,10 +37,12 @@ TEST(Gguf, HasTheTokensOfSentencePiece) {
   const auto gguf = folder / "small.gguf";
   for (const auto* kind : {"llama", "t5"}) {
     auto parts = small_pieces(kind);
-    parts.tokens.emplace_back("\u2581\u2581");
-    parts.scores.push_back(0);
-    parts.added.push_back(269);
-    parts.spaces.added = false;
+    if (kind == std::string("llama")) {
+      parts.tokens.emplace_back("\u2581\u2581");
+      parts.scores.push_back(0);
+      parts.added.push_back(269);
+      parts.spaces.added = false;
+    }
     const data::Tokenizer tokenizer(parts);
     tokenizer.write(folder / "hub");
     llm::write_gguf(folder / "hub", gguf);

@@ -120,7 +120,7 @@ def families(llama, gemma, t5, bytes_, table):
         "single": finished(pairs(llama, **plain, fuse_unk=False), [normalizers.NFKC()], pre_tokenizers.Split(Regex(r"\d"), "merged_with_next")),
         "t5": finished(unigram(t5), [normalizers.Precompiled(table)], pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace("always", True)]), decoder=decoders.Metaspace(), end=True),
         "xlmr": finished(unigram(t5), [normalizers.Precompiled(table), *strip], metaspace("always", True), added=[AddedToken("<mask>", lstrip=True, special=True)], decoder=decoders.Metaspace()),
-        "albert": finished(unigram(bytes_, byte_fallback=True), [normalizers.Replace(Regex("[\ua7cb-\ua7cd\u1c89]"), ""), normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(), normalizers.NFC()], metaspace("always", False)),
+        "albert": finished(unigram(bytes_, byte_fallback=True), [normalizers.Replace(Regex("[\ua7cb-\ua7cd\u1c89\U00010d50-\U00010d65]"), ""), normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(), normalizers.NFC()], metaspace("always", False)),
     }
 
 
@@ -147,8 +147,7 @@ if __name__ == "__main__":
         own = [text for text in texts if not any(token.encode() in text for token in SPECIAL)]
         strings = [text.decode("utf-8", errors="replace") for text in own]
         ids = model.encode(strings)
-        unknown = model.unk_id()
-        decoded = [model.decode(each) if unknown not in each else "?" for each in ids]
+        decoded = [model.decode(each).replace(" \u2047 ", "<unk>") for each in ids]
         text, ends = joined(own, torch.uint8)
         save_file({"bytes": text, "ends": ends, "drawn": torch.frombuffer(bytearray(drawn), dtype=torch.uint8)}, f"{name}/texts.safetensors")
         all_ids, id_ends = joined(ids, torch.int32)
