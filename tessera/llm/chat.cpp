@@ -217,8 +217,16 @@ std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, co
   const auto open = rendered(before, tools, true).text, closed = rendered(before, tools, false).text;
   const bool begun = first > 0 && first < messages.size() && !whole.turns[first].empty() &&
                      open.starts_with(text.substr(0, whole.turns[first].front().begin));
-  const auto head = std::string_view(open).substr(begun ? whole.turns[first].front().begin
-                                                        : static_cast<size_t>(std::ranges::mismatch(open, closed).in1 - open.begin()));
+  auto head = std::string_view(open).substr(begun ? whole.turns[first].front().begin
+                                                  : static_cast<size_t>(std::ranges::mismatch(open, closed).in1 - open.begin()));
+  /// How much of a turn is this beginning: all of it, or whole marks and lines of it, such as those before an open <think>.
+  const auto begins = [&](std::string_view turn) {
+    if (const auto at = turn.find(head); at != std::string::npos) return at + head.size();
+    const auto common = turn.substr(0, static_cast<size_t>(std::ranges::mismatch(turn, head).in1 - turn.begin()));
+    return common.find_last_of(">]\n ") + 1;
+  };
+  if (begun && open == closed && begins(text.substr(0, whole.turns[first].front().end).substr(whole.turns[first].front().begin)) == 0)
+    head = {};  // it is the end of any text
   size_t end = 0;
   for (size_t i = 0; i < messages.size(); i++) {
     const auto& turns = whole.turns[i];
@@ -230,14 +238,7 @@ std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, co
     if (!is_answer(i) || i < from) continue;
     auto [begin, last] = turns.front();
     if (i + 1 == messages.size() && (head.empty() || text.find(head, last) == std::string::npos)) last = text.size();
-    const auto turn = text.substr(begin, last - begin);
-    if (const auto found_head = turn.find(head); found_head != std::string::npos) {
-      begin += found_head + head.size();
-    } else {
-      // Whole marks and lines of it, such as those before an open <think>.
-      const auto common = turn.substr(0, static_cast<size_t>(std::ranges::mismatch(turn, head).in1 - turn.begin()));
-      begin += common.find_last_of(">]\n ") + 1;
-    }
+    begin += begins(text.substr(begin, last - begin));
     found.push_back({begin, std::max(begin, begin + without_blanks(text.substr(begin, last - begin)))});
   }
   if (end == 0)

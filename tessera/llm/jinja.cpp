@@ -122,7 +122,7 @@ struct Run {
 
   Flow run(const Node& node) {
     const auto& op = node.op;
-    if (node.line > 0) line = node.line;
+    if (node.line > 0 && op != "body") line = node.line;
     if (op == "text") {
       *out += node.text;
     } else if (op == "out") {

@@ -26,8 +26,8 @@ class Parser {
   explicit Parser(std::string text) : text_(std::move(text)) {}
 
   /// Parses up to a tag with one of these names, and goes over the name.
-  Node body(std::string_view ends) {
-    Node all{.op = "body", .line = line()};
+  Node body(std::string_view ends, int begun = 1) {
+    Node all{.op = "body", .line = begun};
     if (++depth_ > kDeepest) refuse("it has too many tags or brackets in each other");
     while (data(all)) {
       const auto begin = line();
@@ -132,8 +132,9 @@ class Parser {
   // Statements
 
   Node block(std::string_view ends) {
+    const auto begun = line();
     close("%}");
-    return body(ends);
+    return body(ends, begun);
   }
 
   Node statement(const std::string& tag) {

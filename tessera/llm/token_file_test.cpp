@@ -90,7 +90,8 @@ TEST(Lines, BecomeTokensOfWhichSomeAreOnlyRead) {
 TEST(Lines, HoldTheUsualFormsOfChats) {
   const auto learned = [&](const std::string& line, const char* name = "chatml", size_t document = 0) {
     std::string text;
-    for (const auto token : llm::tokens_of_line(line, tokenizer(), {.chat = named(name), .end = kEnd}).at(document)) {
+    const auto documents = llm::tokens_of_line(line, tokenizer(), {.chat = named(name), .end = kEnd});
+    for (const auto token : documents.at(document)) {
       const auto letter = tokenizer().decode(std::vector{llm::token_of(token)}, data::Tokenizer::Special::Shown);
       text += llm::is_only_read(token) ? letter : "[" + letter + "]";
     }
