@@ -27,8 +27,7 @@ struct CappedAttention : torch::autograd::Function<CappedAttention> {
     at::Tensor queries, tanh, shares;
   };
 
-  static void for_each_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& mask, const GroupedAttention& options,
-                            const auto& act) {
+  static void for_each_part(const at::Tensor& q, const at::Tensor& k, const GroupedAttention& options, const auto& act) {
     const auto batch = q.size(0), heads = q.size(1), all = k.size(2);
     const auto at_once = std::max<int64_t>(1, kScoresAtOnce / std::max<int64_t>(1, batch * heads * all));
     for (int64_t begin = 0; begin < q.size(2); begin += at_once) {
@@ -38,8 +37,8 @@ struct CappedAttention : torch::autograd::Function<CappedAttention> {
       const auto products = part.queries.matmul(k.narrow(2, 0, part.keys).transpose(2, 3));
       part.tanh = (products.to(at::promoteTypes(q.scalar_type(), at::kFloat)) * (*options.scale / options.softcap)).tanh_();
       auto scores = (part.tanh * options.softcap).view({batch, heads, part.rows, part.keys});
-      if (mask.defined()) {
-        scores = scores + mask.narrow(2, begin, part.rows);
+      if (options.mask.defined()) {
+        scores = scores + options.mask.narrow(2, begin, part.rows);
       } else if (options.causal) {
         const auto later = at::ones({part.rows, part.keys}, scores.options().dtype(at::kBool)).triu(begin + 1);
         scores = scores.masked_fill(later, -std::numeric_limits<double>::infinity());
@@ -54,13 +53,13 @@ struct CappedAttention : torch::autograd::Function<CappedAttention> {
   }
 
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const at::Tensor& mask, const GroupedAttention& options) {
-    context->save_for_backward({q, k, v, mask});
+                            const GroupedAttention& options) {
+    context->save_for_backward({q, k, v, options.mask});
     context->saved_data["causal"] = options.causal;
     context->saved_data["scale"] = *options.scale;
     context->saved_data["softcap"] = options.softcap;
     std::vector<at::Tensor> parts;
-    for_each_part(q, k, mask, options, [&](const Part& part) {
+    for_each_part(q, k, options, [&](const Part& part) {
       parts.push_back(part.shares.matmul(v.narrow(2, 0, part.keys)).view({q.size(0), q.size(1), part.rows, q.size(3)}));
     });
     return parts.empty() ? at::empty_like(q) : at::cat(parts, 2);
@@ -71,12 +70,13 @@ struct CappedAttention : torch::autograd::Function<CappedAttention> {
       throw UsageError("attention with a softcap can't be differentiated twice; call backward without create_graph");
     const auto saved = context->get_saved_variables();
     const auto &q = saved[0], &k = saved[1], &v = saved[2];
-    const GroupedAttention options{.causal = context->saved_data["causal"].toBool(),
+    const GroupedAttention options{.mask = saved[3],
+                                   .causal = context->saved_data["causal"].toBool(),
                                    .scale = context->saved_data["scale"].toDouble(),
                                    .softcap = context->saved_data["softcap"].toDouble()};
     const auto of_k = at::zeros_like(k), of_v = at::zeros_like(v);
     std::vector<at::Tensor> of_q;
-    for_each_part(q, k, saved[3], options, [&](const Part& part) {
+    for_each_part(q, k, options, [&](const Part& part) {
       const auto grad = rows_of_part(grads[0], k, part), keys = k.narrow(2, 0, part.keys);
       of_v.narrow(2, 0, part.keys).add_(part.shares.transpose(2, 3).matmul(grad));
       const auto of_shares = grad.matmul(v.narrow(2, 0, part.keys).transpose(2, 3)).to(part.tanh.scalar_type());
@@ -85,15 +85,15 @@ struct CappedAttention : torch::autograd::Function<CappedAttention> {
       of_q.push_back(of_products.matmul(keys).view({q.size(0), q.size(1), part.rows, q.size(3)}));
       of_k.narrow(2, 0, part.keys).add_(of_products.transpose(2, 3).matmul(part.queries));
     });
-    return {of_q.empty() ? at::zeros_like(q) : at::cat(of_q, 2), of_k, of_v, {}, {}};
+    return {of_q.empty() ? at::zeros_like(q) : at::cat(of_q, 2), of_k, of_v, {}};
   }
 };
 
 at::Tensor capped(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, const at::Tensor& mask, bool causal,
                   const GroupedAttention& options) {
   const auto scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(queries.size(3))));
-  const GroupedAttention own{.causal = causal, .scale = scale, .softcap = options.softcap};
-  return CappedAttention::apply(queries, keys, values, mask, own).transpose(1, 2).flatten(2);
+  const GroupedAttention own{.mask = mask, .causal = causal, .scale = scale, .softcap = options.softcap};
+  return CappedAttention::apply(queries, keys, values, own).transpose(1, 2).flatten(2);
 }
 
 /// Computes attention with each head of keys and values as a batch entry of its own, so that the query heads of its group share it without
