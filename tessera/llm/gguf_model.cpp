@@ -307,7 +307,7 @@ std::string known_architecture(const GgufFile& file) {
   auto architecture = file.architecture();
   if (std::ranges::find(kArchitectures, architecture) == kArchitectures.end())
     throw ConfigError("{}: general.architecture: '{}' is not one of the architectures of models::Llama...: {}", file.path(), architecture,
-                      fmt::join(kArchitectures, ", "));
+                      fmt::format("{}", fmt::join(kArchitectures, ", ")));
   return architecture;
 }
 
