@@ -48,7 +48,8 @@ void expect_gradients(LlamaForCausalLM& model, LlamaForCausalLM& whole) {
     const auto& gradient = expected[name].grad();
     ASSERT_EQ(parameter.grad().defined(), gradient.defined()) << name;
     unused += gradient.defined() ? 0 : 1;
-    if (gradient.defined()) EXPECT_TRUE(at::allclose(full_grad(parameter), gradient, 1e-4, 1e-6)) << name;
+    if (!gradient.defined()) continue;
+    EXPECT_TRUE(at::allclose(full_grad(parameter), gradient, 1e-4, 1e-6)) << name;
   }
   EXPECT_GT(unused, 0);
 }
@@ -129,7 +130,8 @@ TEST(Experts, InSharedMemoryNeedNoOtherRankToEvaluate) {
     loss_of_two(model, world.rank()).backward();
     model->zero_grad();
     const torch::NoGradGuard no_grad;
-    if (world.rank() == 1) EXPECT_TRUE(at::allclose(loss_of_two(model, 0), loss_of_two(whole, 0)));
+    if (world.rank() == 0) return;
+    EXPECT_TRUE(at::allclose(loss_of_two(model, 0, 2), loss_of_two(whole, 0, 2)));
   });
 }
 
