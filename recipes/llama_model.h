@@ -114,7 +114,8 @@ Model make_model(const Flags& flags, const Source& source) {
         if (flags.from_adapter.empty()) return model;
         checkpoint::expect_on_whole_base(checkpoint::read_adapter(flags.from_adapter), flags.from_adapter);
         const auto options = checkpoint::read_adapter_config(flags.from_adapter);
-        if (!flags.method.empty() && options.use_dora != (flags.method == "dora"))
+        const bool is_named = flags.method == "lora" || flags.method == "dora";
+        if (is_named && options.use_dora != (flags.method == "dora"))
           throw ConfigError(fmt::format("--method {}: the adapter in {} was trained {} DoRA; leave --method out", flags.method,
                                         flags.from_adapter.string(), options.use_dora ? "with" : "without"));
         lora::apply(model, options);
