@@ -48,9 +48,9 @@ struct Batch {
 /// The loss of one pass of a rank. The loss of a step is the mean over what is learned in it, tokens or pairs, whose number may differ
 /// between ranks and passes.
 struct Pass {
-  at::Tensor share;         // this rank's sum of losses / divisor
-  at::Tensor own, counted;  // what is learned in this pass: by this rank, and the mean over the ranks
-  at::Tensor divisor;       // `counted`, or with several passes a constant
+  at::Tensor share = {};              // this rank's sum of losses / divisor
+  at::Tensor own = {}, counted = {};  // what is learned in this pass: by this rank, and the mean over the ranks
+  at::Tensor divisor = {};            // `counted`, or with several passes a constant
   std::vector<train::Measured> measured = {};
 };
 
@@ -70,8 +70,8 @@ class Losses {
     if (Simulation::current() != nullptr || env("TESSERA_XLA_TRACE_ONLY")) return;
     over(rows, std::nullopt, [&](const data::Samples& samples) {
       const llm::PairBatch batch(samples);
-      const auto [numbers, sums] = trainer_.gather_for_metrics({batch.numbers, llm::log_probabilities(losses_of(batch), batch)}, samples);
-      rows.reference.index_copy_(0, numbers, sums);
+      const auto sums = trainer_.gather_for_metrics(llm::log_probabilities(losses_of(batch), batch), samples);
+      rows.reference.index_copy_(0, trainer_.gather_for_metrics(batch.numbers, samples), sums);
     });
   }
 

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <regex>
 #include <string>
 #include <vector>
@@ -107,19 +108,26 @@ void prepare_units(const Flags& flags, const Trainer& trainer, Model& model, Sha
   if (units != llm::Units::Root) llm::shard_ends(model, options, units);
 }
 
+/// Returns the options of the adapter from which training begins.
+std::optional<lora::Options> given_adapter(const Flags& flags) {
+  if (flags.from_adapter.empty()) return std::nullopt;
+  const auto options = checkpoint::read_adapter_config(flags.from_adapter);
+  checkpoint::expect_on_whole_base({.options = options}, flags.from_adapter);
+  const bool is_named = flags.method == "lora" || flags.method == "dora";
+  if (is_named && options.use_dora != (flags.method == "dora"))
+    throw ConfigError(fmt::format("--method {}: the adapter in {} was trained {} DoRA; leave --method out", flags.method,
+                                  flags.from_adapter.string(), options.use_dora ? "with" : "without"));
+  return options;
+}
+
 /// Makes the model without its weights. prepare() gives it the adapters and the quantised weights of the settings.
 Model make_model(const Flags& flags, const Source& source) {
+  const auto given = given_adapter(flags);
   return deferred_init(
       [&] {
         Model model(source.config);
         model->model->neftune_alpha = flags.neftune_alpha;
-        if (flags.from_adapter.empty()) return model;
-        checkpoint::expect_on_whole_base(checkpoint::read_adapter(flags.from_adapter), flags.from_adapter);
-        const auto options = checkpoint::read_adapter_config(flags.from_adapter);
-        if (!flags.method.empty() && options.use_dora != (flags.method == "dora"))
-          throw ConfigError(fmt::format("--method {}: the adapter in {} was trained {} DoRA; leave --method out", flags.method,
-                                        flags.from_adapter.string(), options.use_dora ? "with" : "without"));
-        lora::apply(model, options);
+        if (given) lora::apply(model, *given);
         return model;
       },
       {.seed = flags.seed});
