@@ -61,7 +61,8 @@ Json description_of(const fs::path& model) {
   if (!is_folder(model)) {
     const checkpoint::GgufFile file(model);
     const auto* tokens = file.texts("tokenizer.ggml.tokens");
-    for (const auto& [name, key] : {std::pair{"bos_token", "bos"}, {"eos_token", "eos"}, {"unk_token", "unknown"}, {"pad_token", "padding"}}) {
+    for (const auto& [name, key] :
+         {std::pair{"bos_token", "bos"}, {"eos_token", "eos"}, {"unk_token", "unknown"}, {"pad_token", "padding"}}) {
       const auto id = file.integer(fmt::format("tokenizer.ggml.{}_token_id", key));
       if (tokens != nullptr && id && *id >= 0 && *id < std::ssize(*tokens)) found[name] = (*tokens)[static_cast<size_t>(*id)];
     }
@@ -98,7 +99,8 @@ Json prepared(const Json& messages, bool parts, bool objects) {
     if (!message.is_object() || !message.contains("role") || !message["role"].is_string()) refuse("has no role");
     const bool calls = message.contains("tool_calls") && message["tool_calls"].is_array() && !message["tool_calls"].empty();
     if (!message.contains("content") && !calls) refuse("has no content");
-    if (message.contains("content") && !message["content"].is_string() && !message["content"].is_array() && !(message["content"].is_null() && calls))
+    if (message.contains("content") && !message["content"].is_string() && !message["content"].is_array() &&
+        !(message["content"].is_null() && calls))
       refuse(fmt::format("has a content that is {}, and not text", message["content"].type_name()));
     if (message.contains("content") && message["content"].is_array()) {
       std::string text;
@@ -202,32 +204,45 @@ std::string ChatTemplate::prompt(const Json& messages, const Json* tools) const 
   return inside_->rendered(messages, tools, true).text;
 }
 
-std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, const Json* tools, const jinja::Rendered& whole, size_t from) const {
+std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, const Json* tools, const jinja::Rendered& whole,
+                                                        size_t from) const {
   std::vector<jinja::Range> found;
   const auto is_answer = [&](size_t i) { return messages[i]["role"] == "assistant"; };
   size_t first = 0;
   while (first < messages.size() && !is_answer(first)) first++;
-  // What the template writes before any answer.
-  const Json before = first == 0 || first == messages.size() ? messages : Json(Json::array_t(messages.begin(), messages.begin() + std::ptrdiff_t(first)));
+  // What the template writes as the beginning of any answer. Some templates write it after the last message even if not asked to.
+  const std::string_view text = whole.text;
+  const Json before =
+      first == 0 || first == messages.size() ? messages : Json(Json::array_t(messages.begin(), messages.begin() + std::ptrdiff_t(first)));
   const auto open = rendered(before, tools, true).text, closed = rendered(before, tools, false).text;
-  const auto head = std::string_view(open).substr(static_cast<size_t>(std::ranges::mismatch(open, closed).in1 - open.begin()));
+  const bool begun = first > 0 && first < messages.size() && !whole.turns[first].empty() &&
+                     open.starts_with(text.substr(0, whole.turns[first].front().begin));
+  const auto head = std::string_view(open).substr(begun ? whole.turns[first].front().begin
+                                                        : static_cast<size_t>(std::ranges::mismatch(open, closed).in1 - open.begin()));
   size_t end = 0;
   for (size_t i = 0; i < messages.size(); i++) {
     const auto& turns = whole.turns[i];
     if (turns.empty()) continue;
     if (turns.size() > 1 || turns.front().begin < end)
-      throw UsageError("the chat template writes message {} in several places, so its answers can't be told; put them into {{% generation %}}", i + 1);
+      throw UsageError(
+          "the chat template writes message {} in several places, so its answers can't be told; put them into {{% generation %}}", i + 1);
     end = turns.front().end;
     if (!is_answer(i) || i < from) continue;
     auto [begin, last] = turns.front();
-    if (i + 1 == messages.size()) last = whole.text.size();
-    const auto turn = std::string_view(whole.text).substr(begin, last - begin);
-    const auto headed = turn.find(head);
-    begin += headed != std::string::npos ? headed + head.size() : static_cast<size_t>(std::ranges::mismatch(turn, head).in1 - turn.begin());
-    last = std::max(begin, begin + without_blanks(std::string_view(whole.text).substr(begin, last - begin)));
-    found.push_back({begin, last});
+    if (i + 1 == messages.size() && (head.empty() || text.find(head, last) == std::string::npos)) last = text.size();
+    const auto turn = text.substr(begin, last - begin);
+    if (const auto found_head = turn.find(head); found_head != std::string::npos) {
+      begin += found_head + head.size();
+    } else {
+      // Whole marks and lines of it, such as those before an open <think>.
+      const auto common = turn.substr(0, static_cast<size_t>(std::ranges::mismatch(turn, head).in1 - turn.begin()));
+      begin += common.find_last_of(">]\n ") + 1;
+    }
+    found.push_back({begin, std::max(begin, begin + without_blanks(text.substr(begin, last - begin)))});
   }
-  if (end == 0) throw UsageError("the chat template does not write messages one by one, so its answers can't be told; put them into {{% generation %}}");
+  if (end == 0)
+    throw UsageError(
+        "the chat template does not write messages one by one, so its answers can't be told; put them into {{% generation %}}");
   return found;
 }
 
@@ -251,7 +266,8 @@ std::vector<Segment> ChatTemplate::render(const Json& messages, const Json* tool
     add(end, true);
   }
   add(whole.text.size(), false);
-  if (std::ranges::none_of(segments, &Segment::trained)) throw UsageError("a conversation has no message of the assistant, so nothing to learn");
+  if (std::ranges::none_of(segments, &Segment::trained))
+    throw UsageError("a conversation has no message of the assistant, so nothing to learn");
   return segments;
 }
 

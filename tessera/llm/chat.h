@@ -17,16 +17,16 @@ struct Segment {
   bool trained = true;  // false: the model reads this part, but does not learn to write it
 };
 
-/// A Jinja template with the special tokens that it writes. May be used by several threads. Messages are a list of {"role", "content"}, where
-/// content is a text or a list of parts {"type": "text", "text"}, with all else that the template reads. `tools` is a list, too.
+/// A Jinja template with the special tokens that it writes. May be used by several threads. Messages are a list of {"role", "content"},
+/// where content is a text or a list of parts {"type": "text", "text"}, with all else that the template reads. `tools` is a list, too.
 class ChatTemplate {
  public:
   using Json = nlohmann::ordered_json;
 
   /// Returns the template with the name chatml, llama3 or alpaca. Throws ConfigError that lists these names for another name.
   static ChatTemplate named(std::string_view name);
-  /// Returns the template of a model, which is a Hugging Face folder or a GGUF file; or else that in `file`, with the model's special tokens.
-  /// Throws ConfigError if there is none, or one with a mistake.
+  /// Returns the template of a model, which is a Hugging Face folder or a GGUF file; or else that in `file`, with the model's special
+  /// tokens. Throws ConfigError if there is none, or one with a mistake.
   static ChatTemplate of(const std::filesystem::path& model, const std::filesystem::path& file = {});
   static std::optional<ChatTemplate> found_in(const std::filesystem::path& model);
 

@@ -58,30 +58,36 @@ TEST(Chat, IsWrittenByItsTemplate) {
             "<|im_start|>system\n s <|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_THAT(message_of<ConfigError>([] { ChatTemplate::named("jinja"); }),
               HasSubstr("there is no chat template 'jinja'; choose one of chatml, llama3, alpaca"));
-  EXPECT_THAT(message_of<UsageError>([&] { ChatTemplate::named("alpaca").prompt(messages_of({{"user", "a"}, {"user", "b"}})); }),
+  EXPECT_THAT(message_of<UsageError>([&] {
+                ChatTemplate::named("alpaca").prompt(messages_of({{"user", "a"}, {"user", "b"}}));
+              }),
               HasSubstr("alpaca writes one message"));
 }
 
 TEST(Chat, IsLearnedFromTheBeginningOfAnAnswerToItsEnd) {
   const auto turns = messages_of({{"user", "q"}, {"assistant", " a "}, {"user", "r"}, {"assistant", "<think>\nt\n</think>\n\nb"}});
   // The end of a turn is learned, the line break after it is not.
-  const auto zephyr = template_of("{% for m in messages %}\n{{ '<|' + m.role + '|>\n' + m.content + eos_token }}\n{% endfor %}\n"
-                                  "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}");
+  const auto zephyr = template_of(
+      "{% for m in messages %}\n{{ '<|' + m.role + '|>\n' + m.content + eos_token }}\n{% endfor %}\n"
+      "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}");
   EXPECT_EQ(marked(zephyr, turns),
             "<|user|>\nq</s>\n<|assistant|>\n[ a </s>]\n<|user|>\nr</s>\n<|assistant|>\n[<think>\nt\n</think>\n\nb</s>]\n");
   EXPECT_THAT(marked(zephyr, turns, 2), AllOf(HasSubstr("\n a </s>"), HasSubstr("[<think>")));
   // Without a beginning of answers.
-  const auto llama2 = template_of("{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}"
-                                  "{% else %}{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}");
+  const auto llama2 = template_of(
+      "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}"
+      "{% else %}{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}");
   EXPECT_THAT(marked(llama2, turns), AllOf(HasSubstr("<s>[INST] q [/INST][ a </s>]<s>[INST] r"), EndsWith("\n\nb </s>]")));
   // Thoughts of earlier answers are left out, as in Qwen 3, and the prompt opens them, as in DeepSeek R1.
-  const auto thinks = template_of("{% for m in messages %}{% set c = m.content if loop.last else m.content.split('</think>')[-1] %}"
-                                  "{{ '<' + m.role + '>' + c.strip() + '<end>' }}{% endfor %}"
-                                  "{% if add_generation_prompt %}<assistant><think>\n{% endif %}");
+  const auto thinks = template_of(
+      "{% for m in messages %}{% set c = m.content if loop.last else m.content.split('</think>')[-1] %}"
+      "{{ '<' + m.role + '>' + c.strip() + '<end>' }}{% endfor %}"
+      "{% if add_generation_prompt %}<assistant><think>\n{% endif %}");
   EXPECT_EQ(marked(thinks, turns), "<user>q<end><assistant>[a<end>]<user>r<end><assistant><think>\n[t\n</think>\n\nb<end>]");
   // By the template's own marks.
-  const auto own = template_of("{% for m in messages %}{{ m.role }}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
-                               "{% endgeneration %}{% endif %}{% endfor %}");
+  const auto own = template_of(
+      "{% for m in messages %}{{ m.role }}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+      "{% endgeneration %}{% endif %}{% endfor %}");
   EXPECT_EQ(marked(own, messages_of({{"user", "q"}, {"assistant", "a"}, {"assistant", "b"}}), 2), "userassistantaassistant[b]");
   // The end of a text may follow after all messages.
   const auto late = template_of("{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}");
@@ -95,13 +101,15 @@ TEST(Chat, IsLearnedFromTheBeginningOfAnAnswerToItsEnd) {
 TEST(Chat, TakesPartsAndArgumentsAsItsTemplateDoes) {
   const auto messages = Json::parse(R"([{"role": "user", "content": [{"type": "text", "text": "p"}, {"type": "text", "text": "q"}]},
       {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{\"b\": 1.0, \"a\": \"é\"}"}}]}])");
-  EXPECT_EQ(template_of("{% for m in messages %}{{ m.content }}{{ m.tool_calls[0].function.arguments | tojson if m.tool_calls }}{% endfor %}")
-                .prompt(messages),
-            R"(pq{"b": 1.0, "a": "é"})");
-  EXPECT_EQ(template_of("{% for m in messages %}{% if m.content is not string %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %}"
-                        "{% if m.tool_calls %}{{ '' + m.tool_calls[0].function.arguments }}{% endif %}{% endfor %}")
-                .prompt(messages),
-            R"(<p><q>{"b": 1.0, "a": "é"})");
+  EXPECT_EQ(
+      template_of("{% for m in messages %}{{ m.content }}{{ m.tool_calls[0].function.arguments | tojson if m.tool_calls }}{% endfor %}")
+          .prompt(messages),
+      R"(pq{"b": 1.0, "a": "é"})");
+  EXPECT_EQ(
+      template_of("{% for m in messages %}{% if m.content is not string %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %}"
+                  "{% if m.tool_calls %}{{ '' + m.tool_calls[0].function.arguments }}{% endif %}{% endfor %}")
+          .prompt(messages),
+      R"(<p><q>{"b": 1.0, "a": "é"})");
 }
 
 TEST(Chat, ErrorsNameTheLine) {
@@ -112,14 +120,13 @@ TEST(Chat, ErrorsNameTheLine) {
                                                        {"{% endif %}", "line 1: the tag 'endif' is not supported"},
                                                        {"{# a", "line 1: a comment has no end"}};
   for (const auto& [text, why] : wrong) EXPECT_THAT(message_of<ConfigError>([&] { template_of(text); }), HasSubstr(why)) << text;
-  const std::pair<const char*, const char*> failing[] = {
-      {"\n{{ nothing.at }}", "line 2: 'nothing' is undefined"},
-      {"{{ raise_exception('roles must alternate') }}", "line 1: roles must alternate"},
-      {"{{ 'a' + 1 }}", "a text + a number can't be computed"},
-      {"{{ 'a' | wordwrap }}", "the filter 'wordwrap' is not supported"},
-      {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "f() calls itself too often"},
-      {"{{ messages.append(1) }}", "'append', which is undefined, is called"},
-      {"{{ range(1000000) }}", "range() is too long"}};
+  const std::pair<const char*, const char*> failing[] = {{"\n{{ nothing.at }}", "line 2: 'nothing' is undefined"},
+                                                         {"{{ raise_exception('roles must alternate') }}", "line 1: roles must alternate"},
+                                                         {"{{ 'a' + 1 }}", "a text + a number can't be computed"},
+                                                         {"{{ 'a' | wordwrap }}", "the filter 'wordwrap' is not supported"},
+                                                         {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "f() calls itself too often"},
+                                                         {"{{ messages.append(1) }}", "'append', which is undefined, is called"},
+                                                         {"{{ range(1000000) }}", "range() is too long"}};
   for (const auto& [text, why] : failing)
     EXPECT_THAT(message_of<UsageError>([&] { template_of(text).prompt(messages_of({{"user", "q"}})); }), HasSubstr(why)) << text;
   EXPECT_THAT(message_of<ConfigError>([] { template_of("{{ " + std::string(100'000, '(')); }), HasSubstr("too many tags or brackets"));
@@ -128,8 +135,9 @@ TEST(Chat, ErrorsNameTheLine) {
 TEST(Chat, IsFoundBesideTheModel) {
   const Folder folder;
   EXPECT_THAT(message_of<ConfigError>([&] { ChatTemplate::of(folder.path()); }), HasSubstr("has no chat template; choose chatml"));
-  write_file(folder / "tokenizer_config.json",
-             R"({"bos_token": "<s>", "chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "{{ bos_token }}d"}]})");
+  write_file(
+      folder / "tokenizer_config.json",
+      R"({"bos_token": "<s>", "chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "{{ bos_token }}d"}]})");
   EXPECT_EQ(ChatTemplate::of(folder.path()).prompt(messages_of({{"user", "q"}})), "<s>d");
   write_file(folder / "chat_template.jinja", "{{ messages[0].content }}\n\n");
   EXPECT_EQ(ChatTemplate::of(folder.path()).prompt(messages_of({{"user", "q"}})), "q\n");

@@ -13,27 +13,12 @@
 namespace tessera::llm::jinja {
 namespace {
 
-constexpr std::string_view kTextMethods =
-    " capitalize count endswith find isdigit join lower lstrip replace rsplit rstrip split splitlines startswith strip title upper ";
+constexpr std::string_view kTextMethods = " capitalize endswith find join lower lstrip replace rstrip split startswith strip upper ";
 constexpr std::string_view kDictMethods = " copy get items keys values ";
 constexpr int64_t kLongestRange = 100'000;  // as in Jinja's sandbox
 
-bool is_listed(std::string_view words, std::string_view word) {
-  return words.find(fmt::format(" {} ", word)) != std::string::npos;
-}
-
 std::string in_lower(const std::string& text) {
   return data::to_utf8(data::in_lower_case(data::characters_of(text)));
-}
-
-/// Begins words with a capital: the first one, or all.
-std::string capitalized(const std::string& text, bool all) {
-  auto out = in_lower(text);
-  for (size_t i = 0; i < out.size(); i++) {
-    const bool begins = i == 0 || (all && std::isalpha(static_cast<unsigned char>(out[i - 1])) == 0);
-    if (begins) out[i] = upper(out.substr(i, 1))[0];
-  }
-  return out;
 }
 
 Value at_path(Value value, const Value& path) {
@@ -55,59 +40,53 @@ Value pairs_of(const Value& value) {
   return pairs;
 }
 
-Value number_from(const Value& value, bool whole) {
+/// As int() of Python; `otherwise` for a text that is no number.
+Value whole_number(const Value& value, const Value& otherwise) {
   auto known = number(value);
-  if (const auto* text = value.text()) {
-    const auto bare = stripped(*text, Sides::Both);
-    if (const auto exact = number_of<int64_t>(bare); exact && whole) return *exact;
+  if (value.text() != nullptr) {
+    const auto bare = stripped(*value.text(), Sides::Both);
+    if (const auto exact = number_of<int64_t>(bare)) return *exact;
     known = number_of<double>(bare);
   }
-  if (!known || !std::isfinite(*known)) return Undefined{"number"};
-  return whole ? Value(static_cast<int64_t>(*known)) : Value(*known);
+  return known && std::isfinite(*known) ? Value(static_cast<int64_t>(*known)) : otherwise;
 }
 
-std::string joined(const List& items, const std::string& between, const Value& path) {
+std::string joined_items(const List& items, const std::string& between, const Value& path) {
   std::string out;
   for (size_t i = 0; i < items.size(); i++) out += (i > 0 ? between : "") + text_of(at_path(items[i], path));
   return out;
 }
 
-List split(std::string_view text, const Value& separator, int64_t times) {
+/// At a separator, or at blanks.
+List split(std::string_view text, const std::string* separator, int64_t times) {
   List parts;
-  const bool blanks = separator.text() == nullptr;
-  if (!blanks && separator.text()->empty()) throw UsageError("split() gets an empty separator");
+  if (separator != nullptr && separator->empty()) throw UsageError("split() gets an empty separator");
   for (;; times--) {
-    if (blanks) text = stripped(text, Sides::Left);
-    if (blanks && text.empty()) return parts;
-    size_t end = blanks ? 0 : text.find(*separator.text());
-    while (blanks && end < text.size() && !stripped(text.substr(end, data::length_of_first(text.substr(end))), Sides::Left).empty())
-      end += data::length_of_first(text.substr(end));
-    if (times == 0 || end >= text.size()) {
-      parts.emplace_back(std::string(text));
-      return parts;
-    }
+    if (separator == nullptr) text = stripped(text, Sides::Left);
+    if (separator == nullptr && text.empty()) return parts;
+    size_t end = separator != nullptr ? text.find(*separator) : 0;
+    while (separator == nullptr && end < text.size() && stripped(text.substr(end), Sides::Left).size() == text.size() - end) end++;
+    if (times == 0 || end >= text.size()) return parts.emplace_back(std::string(text)), parts;
     parts.emplace_back(std::string(text.substr(0, end)));
-    text.remove_prefix(end + (blanks ? 0 : separator.text()->size()));
+    text.remove_prefix(end + (separator != nullptr ? separator->size() : 0));
   }
 }
 
-List split_from_right(std::string_view text, const std::string& separator, int64_t times) {
-  List parts;
-  for (size_t at = 0; times-- != 0 && (at = text.rfind(separator)) != std::string::npos; text = text.substr(0, at))
-    parts.emplace(parts.begin(), std::string(text.substr(at + separator.size())));
-  parts.emplace(parts.begin(), std::string(text));
-  return parts;
+Value replaced(std::string_view text, std::string_view from, std::string_view to, int64_t times) {
+  std::string out;
+  if (from.empty()) throw UsageError("replace() looks for an empty text");
+  for (size_t found = 0; times-- != 0 && (found = text.find(from)) != std::string::npos; text.remove_prefix(found + from.size()))
+    out.append(text.substr(0, found)).append(to);
+  return out.append(text);
 }
 
 std::string indented(const std::string& text, const Arguments& arguments) {
   const auto width = arguments.at(0, "width");
   const auto indent = width.text() != nullptr ? *width.text() : std::string(static_cast<size_t>(arguments.integer_at(0, "width", 4)), ' ');
+  const std::string line_break = "\n";
   std::string out = truth(arguments.at(1, "first")) ? indent : "";
-  const auto lines = lines_of(text + "\n");
-  for (size_t i = 0; i < lines.size(); i++) {
-    const auto& line = *lines[i].text();
-    out += (i == 0 ? "" : "\n" + (line.empty() && !truth(arguments.at(2, "blank")) ? "" : indent)) + line;
-  }
+  for (size_t i = 0; const auto& line : split(text, &line_break, -1))
+    out += (i++ == 0 ? "" : line_break + (line.text()->empty() ? "" : indent)) + *line.text();
   return out;
 }
 
@@ -155,18 +134,14 @@ Value text_method(const std::string& text, std::string_view name, const Argument
   const auto first = arguments.at(0, "first");
   if (name.ends_with("strip"))
     return std::string(stripped(text, name[0] == 'l' ? Sides::Left : name[0] == 'r' ? Sides::Right : Sides::Both, first.text()));
-  if (name == "split") return split(text, arguments.at(0, "sep"), arguments.integer_at(1, "maxsplit", -1));
-  if (name == "rsplit") return split_from_right(text, arguments.text_at(0, "sep"), arguments.integer_at(1, "maxsplit", -1));
+  if (name == "split") return split(text, arguments.at(0, "sep").text(), arguments.integer_at(1, "maxsplit", -1));
   if (name == "startswith") return text.starts_with(arguments.text_at(0, "prefix"));
   if (name == "endswith") return text.ends_with(arguments.text_at(0, "suffix"));
   if (name == "find") {
     const auto at = text.find(arguments.text_at(0, "sub"));
     return at == std::string::npos ? int64_t{-1} : std::ssize(data::characters_of(text.substr(0, at)));
   }
-  if (name == "count") return std::ssize(split(text, first, -1)) - 1;
-  if (name == "isdigit") return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
-  if (name == "join") return joined(items_of(first), text, Undefined{});
-  if (name == "splitlines") return lines_of(text);
+  if (name == "join") return joined_items(items_of(first), text, Undefined{});
   return filtered(name, text, arguments);
 }
 
@@ -199,35 +174,24 @@ Value filtered(std::string_view name, const Value& value, const Arguments& argum
   if (name == "string" || name == "safe") return text_of(value);
   if (name == "upper") return upper(text_of(value));
   if (name == "lower") return in_lower(text_of(value));
-  if (name == "capitalize" || name == "title") return capitalized(text_of(value), name == "title");
-  if (name == "replace") return replaced(text_of(value), arguments.text_at(0, "old"), arguments.text_at(1, "new"), arguments.integer_at(2, "count", -1));
+  if (name == "capitalize") {
+    auto out = in_lower(text_of(value));
+    return out.replace(0, 1, upper(out.substr(0, 1)));
+  }
+  if (name == "replace")
+    return replaced(text_of(value), arguments.text_at(0, "old"), arguments.text_at(1, "new"), arguments.integer_at(2, "count", -1));
   if (name == "indent") return indented(text_of(value), arguments);
-  if (name == "int" || name == "float") {
-    const auto made = number_from(value, name == "int");
-    if (!made.is_undefined()) return made;
-    return !first.is_undefined() ? first : name == "int" ? Value(int64_t{0}) : Value(0.0);
-  }
-  if (name == "abs" || name == "round") {
-    const auto known = number(value);
-    if (!known) throw UsageError("{}() gets {}", name, kind_of(value));
-    if (name == "abs") return *known < 0 ? arithmetic("-", int64_t{0}, value) : value;
-    const auto scale = std::pow(10.0, arguments.integer_at(0, "precision", 0));
-    return std::nearbyint(*known * scale) / scale;
-  }
+  if (name == "int") return whole_number(value, first.is_undefined() ? Value(int64_t{0}) : first);
   if (name == "items") return pairs_of(value);
   if (name == "dictsort") return ordered(*pairs_of(value).list(), {}, int64_t{0}, false);
   if (name == "sort") return ordered(items_of(value), arguments, arguments.at(2, "attribute"), false);
   if (name == "unique") return ordered(items_of(value), arguments, arguments.at(1, "attribute"), true);
-  if (name == "join") return joined(items_of(value), text_of(arguments.at(0, "d")), arguments.at(1, "attribute"));
+  if (name == "join") return joined_items(items_of(value), text_of(arguments.at(0, "d")), arguments.at(1, "attribute"));
   if (name == "map" || name.starts_with("select") || name.starts_with("reject")) return each(name, value, arguments);
-  if (name == "reverse") return slice_of(value.text() != nullptr ? value : Value(items_of(value)), nullptr, nullptr, int64_t{-1});
+  if (name == "reverse")
+    return slice_of(value.text() != nullptr ? value : Value(items_of(value)), {.values = {nullptr, nullptr, int64_t{-1}}, .named = {}});
   auto items = items_of(value);
   if (name == "list") return items;
-  if (name == "sum") {
-    Value sum = arguments.at(1, "start").is_undefined() ? Value(int64_t{0}) : arguments.at(1, "start");
-    for (const auto& item : items) sum = arithmetic("+", sum, at_path(item, arguments.at(0, "attribute")));
-    return sum;
-  }
   if (name != "first" && name != "last" && name != "min" && name != "max") throw UsageError("the filter '{}' is not supported", name);
   if (items.empty()) return Undefined{std::string(name)};
   if (name == "first" || name == "last") return name == "first" ? items.front() : items.back();
@@ -246,17 +210,8 @@ bool tested(std::string_view name, const Value& value, const Arguments& argument
     return value.is_undefined() || value.text() != nullptr || value.list() != nullptr || value.dict() != nullptr;
   if (name == "number") return number(value).has_value();
   if (name == "integer") return whole != nullptr;
-  if (name == "float") return value.as<double>() != nullptr;
-  if (name == "callable") return value.as<std::shared_ptr<const Function>>() != nullptr;
   if (name == "in") return contains(other, value);
-  if (name == "eq" || name == "equalto" || name == "sameas") return same(value, other);
-  if (name == "ne") return !same(value, other);
-  if (name == "lt" || name == "lessthan") return less(value, other);
-  if (name == "gt" || name == "greaterthan") return less(other, value);
-  if (name == "le") return !less(other, value);
-  if (name == "ge") return !less(value, other);
-  if (name == "lower") return in_lower(text_of(value)) == text_of(value);
-  if (name == "upper") return upper(text_of(value)) == text_of(value);
+  if (name == "eq" || name == "equalto" || name == "sameas" || name == "ne") return same(value, other) != (name == "ne");
   const auto* flag = value.as<bool>();
   if (name == "boolean") return flag != nullptr;
   if (name == "true" || name == "false") return flag != nullptr && *flag == (name == "true");
@@ -299,7 +254,8 @@ Dict global_functions() {
              for (auto i = begin; step < 0 ? i > end : i < end; i += step) list.emplace_back(i);
              return list;
            })},
-          {"raise_exception", Function([](const Arguments& arguments) -> Value { throw UsageError("{}", text_of(arguments.at(0, "message"))); })},
+          {"raise_exception",
+           Function([](const Arguments& arguments) -> Value { throw UsageError("{}", text_of(arguments.at(0, "message"))); })},
           {"strftime_now", Function([](const Arguments& arguments) {
              const auto now = std::time(nullptr);
              std::tm local{};

@@ -13,51 +13,35 @@ namespace tessera::llm::jinja {
 namespace {
 
 using Json = nlohmann::ordered_json;
-constexpr int kDeepest = 200;
+constexpr int kDeepestValue = 200;
 
 bool is_blank(char32_t character) {
   return data::is_white(character) || (character >= 0x1C && character <= 0x1F);
-}
-
-std::string decimal(double value) {
-  auto text = fmt::format("{}", value);
-  return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
 }
 
 std::string repr_of_text(const std::string& text) {
   const char quote = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
   std::string out(1, quote);
   for (const auto character : data::characters_of(text)) {
-    if (character == U'\n' || character == U'\r' || character == U'\t') {
-      out += character == U'\n' ? "\\n" : character == U'\r' ? "\\r" : "\\t";
-    } else if (character == U'\\' || character == static_cast<char32_t>(quote)) {
-      out += {'\\', static_cast<char>(character)};
+    const auto code = static_cast<uint32_t>(character);
+    constexpr std::string_view escaped = "\t\n\r\\", letters = "tnr\\";
+    if (const auto known = code < 0x80 ? escaped.find(static_cast<char>(code)) : std::string::npos; known != std::string::npos) {
+      out += {'\\', letters[known]};
+    } else if (character == static_cast<char32_t>(quote)) {
+      out += {'\\', quote};
     } else if (character == U' ' || !(data::is_control(character) || data::is_space(character))) {
       out += data::to_utf8({&character, 1});
     } else {
-      const auto code = static_cast<uint32_t>(character);
-      out += code < 0x100 ? fmt::format("\\x{:02x}", code) : code < 0x10000 ? fmt::format("\\u{:04x}", code) : fmt::format("\\U{:08x}", code);
+      out += code < 0x100     ? fmt::format("\\x{:02x}", code)
+             : code < 0x10000 ? fmt::format("\\u{:04x}", code)
+                              : fmt::format("\\U{:08x}", code);
     }
   }
   return out + quote;
 }
 
-std::string repr_of(const Value& value) {
-  if (const auto* text = value.text()) return repr_of_text(*text);
-  std::string out;
-  if (const auto* list = value.list()) {
-    for (const auto& item : *list) out += (out.empty() ? "" : ", ") + repr_of(item);
-    return "[" + out + "]";
-  }
-  if (const auto* dict = value.dict()) {
-    for (const auto& [key, item] : *dict) out += (out.empty() ? "" : ", ") + repr_of_text(key) + ": " + repr_of(item);
-    return "{" + out + "}";
-  }
-  return value.is_undefined() ? "Undefined" : text_of(value);
-}
-
 Value value_at(const Json& json, int depth) {
-  if (depth > kDeepest) throw UsageError("it has lists in lists, more than {} deep", kDeepest);
+  if (depth > kDeepestValue) throw UsageError("it has lists in lists, more than {} deep", kDeepestValue);
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_number_integer()) return json.get<int64_t>();
   if (json.is_number_float()) return json.get<double>();
@@ -73,52 +57,36 @@ Value value_at(const Json& json, int depth) {
   return dict;
 }
 
-/// How json.dumps of Python writes.
+/// Writes lists and dicts as Python does: as json.dumps(), or as str().
 struct Writer {
-  std::string indent, comma, colon;
-  bool ascii = false, sorted = false;
+  std::string comma = ", ", colon = ": ", indent = {};
+  bool json = true, ascii = false, sorted = false;
 
   std::string line(int depth) const {
     std::string text = indent.empty() ? "" : "\n";
     for (int i = 0; !indent.empty() && i < depth; i++) text += indent;
     return text;
   }
-  std::string text(const std::string& text) const { return Json(text).dump(-1, ' ', ascii); }
-  std::string write(const Value& value, int depth) const {
-    std::string out;
-    if (const auto* given = value.text()) return text(*given);
-    if (value.is_none()) return "null";
-    if (const auto* flag = value.as<bool>()) return *flag ? "true" : "false";
-    if (number(value)) return text_of(value);
-    if (const auto* list = value.list()) {
-      for (const auto& item : *list) out += (out.empty() ? "" : comma) + line(depth + 1) + write(item, depth + 1);
-      return "[" + (out.empty() ? "" : out + line(depth)) + "]";
-    }
+  std::string leaf(const std::string& text) const { return json ? Json(text).dump(-1, ' ', ascii) : repr_of_text(text); }
+  std::string write(const Value& value, int depth = 0) const {
+    if (const auto* text = value.text()) return leaf(*text);
+    const auto* flag = value.as<bool>();
+    if (json && (flag != nullptr || value.is_none())) return flag == nullptr ? "null" : *flag ? "true" : "false";
+    const auto* list = value.list();
     const auto* dict = value.dict();
-    if (dict == nullptr) throw UsageError("tojson can't write {}", kind_of(value));
-    auto items = *dict;
+    if (list == nullptr && dict == nullptr) {
+      if (!number(value) && !value.is_none()) throw UsageError("{} can't be written", kind_of(value));
+      return text_of(value);
+    }
+    std::vector<std::string> parts;
+    for (const auto& item : list != nullptr ? *list : List()) parts.push_back(write(item, depth + 1));
+    auto items = dict != nullptr ? *dict : Dict();
     if (sorted) std::ranges::sort(items, {}, &Dict::value_type::first);
-    for (const auto& [key, item] : items)
-      out += (out.empty() ? "" : comma) + line(depth + 1) + text(key) + colon + write(item, depth + 1);
-    return "{" + (out.empty() ? "" : out + line(depth)) + "}";
+    for (const auto& [key, item] : items) parts.push_back(leaf(key) + colon + write(item, depth + 1));
+    const auto inside = parts.empty() ? "" : line(depth + 1) + joined(parts, comma + line(depth + 1)) + line(depth);
+    return list != nullptr ? "[" + inside + "]" : "{" + inside + "}";
   }
 };
-
-template <class Items>
-Items picked(const Items& items, const Value& begin, const Value& end, const Value& step) {
-  const auto size = std::ssize(items);
-  const auto by = step.as<int64_t>() != nullptr ? *step.as<int64_t>() : 1;
-  if (by == 0) throw UsageError("a slice has the step 0");
-  const auto place = [&](const Value& given, int64_t otherwise) {
-    const auto* at = given.as<int64_t>();
-    if (at == nullptr) return otherwise;
-    return std::clamp(*at < 0 ? *at + size : *at, by < 0 ? int64_t{-1} : 0, by < 0 ? size - 1 : size);
-  };
-  const auto first = place(begin, by < 0 ? size - 1 : 0), last = place(end, by < 0 ? -1 : size);
-  Items out;
-  for (auto i = first; by < 0 ? i > last : i < last; i += by) out.push_back(items[static_cast<size_t>(i)]);
-  return out;
-}
 
 }  // namespace
 
@@ -219,26 +187,24 @@ std::string text_of(const Value& value) {
   if (value.is_none()) return "None";
   if (const auto* flag = value.as<bool>()) return *flag ? "True" : "False";
   if (const auto* whole = value.as<int64_t>()) return std::to_string(*whole);
-  if (const auto* real = value.as<double>()) return decimal(*real);
-  if (value.list() == nullptr && value.dict() == nullptr) throw UsageError("{} can't be written", kind_of(value));
-  return repr_of(value);
+  if (const auto* real = value.as<double>()) {
+    auto text = fmt::format("{}", *real);
+    return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
+  }
+  return Writer{.json = false}.write(value);
 }
 
 std::string json_of(const Value& value, const Arguments& options) {
-  const auto indent = options.at(1, "indent"), separators = options.at(2, "separators");
-  const auto* width = indent.as<int64_t>();
-  Writer writer{.indent = width != nullptr ? std::string(static_cast<size_t>(std::max<int64_t>(*width, 0)), ' ') : text_of(indent),
-                .comma = ", ",
-                .colon = ": ",
-                .ascii = truth(options.at(0, "ensure_ascii")),
-                .sorted = truth(options.at(3, "sort_keys"))};
-  if (indent.is_none()) writer.indent.clear();
+  const auto indent = options.at(1, "indent");
+  Writer writer{.ascii = truth(options.at(0, "ensure_ascii")), .sorted = truth(options.at(3, "sort_keys"))};
+  if (indent.text() != nullptr) writer.indent = *indent.text();
+  if (const auto* width = indent.as<int64_t>()) writer.indent = std::string(static_cast<size_t>(std::max<int64_t>(*width, 0)), ' ');
   if (!writer.indent.empty()) writer.comma = ",";
-  if (const auto* pair = separators.list(); pair != nullptr && pair->size() == 2) {
-    writer.comma = text_of(pair->front());
-    writer.colon = text_of(pair->back());
+  if (const auto separators = options.at(2, "separators"); separators.list() != nullptr && separators.list()->size() == 2) {
+    writer.comma = text_of(separators.list()->front());
+    writer.colon = text_of(separators.list()->back());
   }
-  return writer.write(value, 0);
+  return writer.write(value);
 }
 
 List items_of(const Value& value) {
@@ -263,7 +229,8 @@ int64_t length_of(const Value& value) {
 }
 
 std::string kind_of(const Value& value) {
-  constexpr const char* kinds[] = {"", "none", "a truth value", "a number", "a number", "a text", "a list", "a dict", "a namespace", "a function"};
+  constexpr const char* kinds[] = {"",       "none",   "a truth value", "a number",    "a number",
+                                   "a text", "a list", "a dict",        "a namespace", "a function"};
   return value.is_undefined() ? fmt::format("'{}', which is undefined,", value.as<Undefined>()->name) : kinds[value.index()];
 }
 
@@ -308,10 +275,23 @@ Value item_of(const Value& value, const Value& key) {
   return Undefined{key.is_undefined() ? "" : text_of(key)};
 }
 
-Value slice_of(const Value& value, const Value& begin, const Value& end, const Value& step) {
-  if (value.text() != nullptr) return data::to_utf8(picked(data::characters_of(*value.text()), begin, end, step));
-  if (value.list() == nullptr) throw UsageError("{} has no slices", kind_of(value));
-  return picked(*value.list(), begin, end, step);
+Value slice_of(const Value& value, const Arguments& arguments) {
+  if (value.text() == nullptr && value.list() == nullptr) throw UsageError("{} has no slices", kind_of(value));
+  const auto items = items_of(value);
+  const auto size = std::ssize(items), step = arguments.integer_at(2, "step", 1);
+  if (step == 0) throw UsageError("a slice has the step 0");
+  const auto place = [&](size_t argument, int64_t otherwise) {
+    const auto at = arguments.integer_at(argument, "", otherwise);
+    if (argument >= arguments.values.size() || arguments.values[argument].is_none()) return otherwise;
+    return std::clamp(at < 0 ? at + size : at, step < 0 ? int64_t{-1} : 0, step < 0 ? size - 1 : size);
+  };
+  const auto first = place(0, step < 0 ? size - 1 : 0), last = place(1, step < 0 ? -1 : size);
+  List out;
+  for (auto i = first; step < 0 ? i > last : i < last; i += step) out.push_back(items[static_cast<size_t>(i)]);
+  if (value.list() != nullptr) return out;
+  std::string text;
+  for (const auto& item : out) text += *item.text();
+  return text;
 }
 
 std::string_view stripped(std::string_view text, Sides sides, const std::string* set) {
@@ -320,35 +300,13 @@ std::string_view stripped(std::string_view text, Sides sides, const std::string*
   };
   const auto length = [&] { return data::length_of_first(text); };
   while (sides != Sides::Right && !text.empty() && goes(text.substr(0, length()))) text.remove_prefix(length());
-  while (sides != Sides::Left && !text.empty() && goes(text.substr(data::last_character(text)))) text = text.substr(0, data::last_character(text));
+  while (sides != Sides::Left && !text.empty() && goes(text.substr(data::last_character(text))))
+    text = text.substr(0, data::last_character(text));
   return text;
 }
 
-List lines_of(std::string_view text) {
-  List lines;
-  std::u32string line;
-  const auto characters = data::characters_of(text);
-  for (size_t i = 0; i < characters.size(); i++) {
-    const auto character = characters[i];
-    const bool ends = (character >= 0xA && character <= 0xD) || (character >= 0x1C && character <= 0x1E) || character == 0x85 ||
-                      character == 0x2028 || character == 0x2029;
-    if (!ends) line += character;
-    if (ends || i + 1 == characters.size()) lines.emplace_back(data::to_utf8(std::exchange(line, {})));
-    if (character == U'\r' && i + 1 < characters.size() && characters[i + 1] == U'\n') i++;
-  }
-  return lines;
-}
-
-Value replaced(std::string_view text, std::string_view from, std::string_view to, int64_t times) {
-  std::string out;
-  if (from.empty()) throw UsageError("replace() looks for an empty text");
-  for (size_t at = 0;;) {
-    const auto found = times-- == 0 ? std::string::npos : text.find(from, at);
-    out += text.substr(at, found == std::string::npos ? found : found - at);
-    if (found == std::string::npos) return out;
-    out += to;
-    at = found + from.size();
-  }
+bool is_listed(std::string_view words, std::string_view word) {
+  return words.find(fmt::format(" {} ", word)) != std::string_view::npos;
 }
 
 }  // namespace tessera::llm::jinja

@@ -79,14 +79,14 @@ std::string kind_of(const Value& value);
 Value arithmetic(std::string_view sign, const Value& left, const Value& right);
 /// value[key]; undefined if there is no such item.
 Value item_of(const Value& value, const Value& key);
-Value slice_of(const Value& value, const Value& begin, const Value& end, const Value& step);
+/// The arguments are begin, end and step; none for those that are not given.
+Value slice_of(const Value& value, const Arguments& arguments);
 
 enum class Sides { Left = 1, Right = 2, Both = 3 };
 /// The text without blanks, or characters of `set`, at its ends, as Python's strip().
 std::string_view stripped(std::string_view text, Sides sides, const std::string* set = nullptr);
-/// Python's splitlines().
-List lines_of(std::string_view text);
-Value replaced(std::string_view text, std::string_view from, std::string_view to, int64_t times);
+/// Whether a word is one of those in a text that begins and ends with a blank.
+bool is_listed(std::string_view words, std::string_view word);
 
 // jinja_library.cpp
 Value filtered(std::string_view name, const Value& value, const Arguments& arguments);

@@ -12,32 +12,32 @@
 namespace tessera::llm {
 namespace {
 
-using LineJson = nlohmann::ordered_json;
+using Json = nlohmann::ordered_json;
 
-std::string text_in(const LineJson& line, const char* key) {
+std::string text_in(const Json& line, const char* key) {
   const auto& value = line.at(key);
   if (!value.is_string()) throw UsageError("{} is not a text", key);
   return value.get<std::string>();
 }
 
 /// The text under a key that may be missing.
-std::string text_if_any(const LineJson& line, const char* key) {
+std::string text_if_any(const Json& line, const char* key) {
   return line.contains(key) && !line[key].is_null() ? text_in(line, key) : "";
 }
 
-LineJson message_from(const std::string& role, const std::string& content) {
+Json message_from(const std::string& role, const std::string& content) {
   return {{"role", role}, {"content", content}};
 }
 
-LineJson begun(const LineJson& line) {
-  auto messages = LineJson::array();
+Json begun(const Json& line) {
+  auto messages = Json::array();
   if (const auto system = text_if_any(line, "system"); !system.empty()) messages.push_back(message_from("system", system));
   return messages;
 }
 
-LineJson sharegpt(const LineJson& line) {
-  static const std::map<std::string, std::string> roles = {
-      {"human", "user"}, {"gpt", "assistant"}, {"chatgpt", "assistant"}, {"model", "assistant"}, {"bot", "assistant"}, {"observation", "tool"}};
+Json sharegpt(const Json& line) {
+  static const std::map<std::string, std::string> roles = {{"human", "user"},      {"gpt", "assistant"}, {"chatgpt", "assistant"},
+                                                           {"model", "assistant"}, {"bot", "assistant"}, {"observation", "tool"}};
   auto messages = begun(line);
   if (!line["conversations"].is_array()) throw UsageError("conversations is not a list");
   for (auto message : line["conversations"]) {
@@ -50,7 +50,7 @@ LineJson sharegpt(const LineJson& line) {
       message.erase("from");
     }
     if (message.is_object() && message.contains("value")) {
-      message["content"] = LineJson(message["value"]);
+      message["content"] = Json(message["value"]);
       message.erase("value");
     }
     messages.push_back(std::move(message));
@@ -59,9 +59,9 @@ LineJson sharegpt(const LineJson& line) {
 }
 
 /// The template alpaca writes instruction and input apart.
-LineJson alpaca(const LineJson& line) {
+Json alpaca(const Json& line) {
   auto messages = begun(line);
-  for (const auto& turn : line.value("history", LineJson::array())) {
+  for (const auto& turn : line.value("history", Json::array())) {
     messages.push_back(message_from("user", turn.at(0).get<std::string>()));
     messages.push_back(message_from("assistant", turn.at(1).get<std::string>()));
   }
@@ -73,37 +73,39 @@ LineJson alpaca(const LineJson& line) {
   return messages;
 }
 
-Document conversation(const LineJson& line, const LineJson& messages, size_t learned_from, const ChatTemplate* chat) {
+Document conversation(const Json& line, const Json& messages, size_t learned_from, const ChatTemplate* chat) {
   if (chat == nullptr)
-    throw UsageError("it has messages, so it needs a chat template, and the tokenizer has none: give --chat chatml, llama3, alpaca or FILE.jinja");
-  auto tools = line.value("tools", LineJson());
+    throw UsageError(
+        "it has messages, so it needs a chat template, and the tokenizer has none: give --chat chatml, llama3, alpaca or FILE.jinja");
+  auto tools = line.value("tools", Json());
   if (tools.is_string() && !tools.get_ref<const std::string&>().empty())
-    tools = LineJson::parse(tools.get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
+    tools = Json::parse(tools.get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
   if (!tools.is_null() && !tools.is_array() && !tools.is_string()) throw UsageError("tools is not a list");
   return {.segments = chat->render(messages, tools.is_array() ? &tools : nullptr, learned_from), .by_template = !chat->is_bare()};
 }
 
 /// A prompt, and the answer to it under `key`: both texts, or both lists of messages.
-Document answered(const LineJson& line, LineJson prompt, const char* key, const ChatTemplate* chat) {
+Document answered(const Json& line, Json prompt, const char* key, const ChatTemplate* chat) {
   if (!line[key].is_array() && !prompt.is_array()) {
     if (!prompt.is_string()) throw UsageError("prompt is not a text");
     return {.segments = {{prompt.get<std::string>(), false}, {text_in(line, key), true}}};
   }
   if (!line[key].is_array()) throw UsageError("prompt is a list of messages, but {} is not", key);
-  if (prompt.is_string()) prompt = LineJson::array({message_from("user", prompt.get<std::string>())});
+  if (prompt.is_string()) prompt = Json::array({message_from("user", prompt.get<std::string>())});
   const auto before = prompt.size();
   for (const auto& message : line[key]) prompt.push_back(message);
   return conversation(line, prompt, before, chat);
 }
 
-std::vector<Document> pair_in(const LineJson& line, const ChatTemplate* chat) {
+std::vector<Document> pair_in(const Json& line, const ChatTemplate* chat) {
   const auto &chosen = line["chosen"], &rejected = line["rejected"];
   const bool lists = chosen.is_array() && rejected.is_array();
   // Without a prompt of messages, it is the messages with which both begin.
   if (lists && !(line.contains("prompt") && line["prompt"].is_array())) {
     size_t shared = 0;
     while (shared < std::min(chosen.size(), rejected.size()) && chosen[shared] == rejected[shared]) shared++;
-    if (shared > 0 || !line.contains("prompt")) return {conversation(line, chosen, shared, chat), conversation(line, rejected, shared, chat)};
+    if (shared > 0 || !line.contains("prompt"))
+      return {conversation(line, chosen, shared, chat), conversation(line, rejected, shared, chat)};
   }
   if (!line.contains("prompt")) throw UsageError("it has chosen and rejected, but no prompt");
   return {answered(line, line["prompt"], "chosen", chat), answered(line, line["prompt"], "rejected", chat)};
@@ -111,7 +113,7 @@ std::vector<Document> pair_in(const LineJson& line, const ChatTemplate* chat) {
 
 }  // namespace
 
-std::vector<Document> documents_in(const LineJson& line, const ChatTemplate* chat) {
+std::vector<Document> documents_in(const Json& line, const ChatTemplate* chat) {
   const auto has = [&](const char* key) { return line.contains(key); };
   if (has("text")) return {{.segments = {{text_in(line, "text"), true}}}};
   if (has("chosen") && has("rejected")) return pair_in(line, chat);

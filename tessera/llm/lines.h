@@ -1,4 +1,5 @@
-// Reads what an object of a data file holds: a text, a conversation in one of the usual forms, or a pair to compare. It needs nlohmann-json.
+// Reads what an object of a data file holds: a text, a conversation in one of the usual forms, or a pair to compare. It needs
+// nlohmann-json.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -61,7 +61,8 @@ std::string PackedRows::data() const {
 data::Samples PackedRows::operator()(std::span<const int64_t> numbers) const {
   const auto rows = std::ssize(numbers);
   data::Samples samples{.inputs = at::empty({rows, 2, length_}, at::kLong), .targets = at::empty({rows, length_}, at::kLong)};
-  auto *tokens = samples.inputs.mutable_data_ptr<int64_t>(), *positions = tokens + length_, *targets = samples.targets.mutable_data_ptr<int64_t>();
+  auto *tokens = samples.inputs.mutable_data_ptr<int64_t>(), *positions = tokens + length_,
+       *targets = samples.targets.mutable_data_ptr<int64_t>();
   for (const auto number : numbers) {
     auto* const end = targets + length_;
     if (begins_.empty()) {

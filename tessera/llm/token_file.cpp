@@ -32,7 +32,7 @@ namespace tessera::llm {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kPart = 4 << 20;  // bytes of a file of lines that one thread tokenizes at once
 constexpr uint64_t kBlock = 1 << 20;
@@ -310,7 +310,8 @@ Tokenized join(const fs::path& folder, const std::vector<InputFile>& files, std:
       const auto first = documents.first.at(pair), other = documents.first.at(!pair);
       if (first >= 0 && (seen[!pair] || (other >= 0 && other < first)))
         throw IoError("{}:{}: it has {}, unlike the lines before it; write two files", files[parts[i].file].path(),
-                      line_number(files[parts[i].file], static_cast<uint64_t>(first)), pair ? "chosen and rejected" : "no chosen and rejected");
+                      line_number(files[parts[i].file], static_cast<uint64_t>(first)),
+                      pair ? "chosen and rejected" : "no chosen and rejected");
       seen[pair] |= first >= 0;
     }
     result.documents += std::ssize(documents.ends);
@@ -348,7 +349,7 @@ checkpoint::SafetensorsFile opened(const fs::path& path) {
 }  // namespace
 
 std::vector<std::vector<int32_t>> tokens_of_line(std::string_view line, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
-  const auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object())
     throw UsageError(
         data::invalid_utf8(line)
@@ -390,7 +391,8 @@ Tokenized tokenize(std::span<const fs::path> inputs, const fs::path& out, const 
   for (const auto& input : inputs) {
     if (input.extension() == ".parquet")
       throw UsageError(
-          "{}: Parquet is not read; write it as lines: python3 -c \"import pandas; pandas.read_parquet('{}').to_json('{}', orient='records', "
+          "{}: Parquet is not read; write it as lines: python3 -c \"import pandas; pandas.read_parquet('{}').to_json('{}', "
+          "orient='records', "
           "lines=True)\"",
           input, input.string(), fs::path(input).replace_extension(".jsonl").string());
     files.emplace_back(input);

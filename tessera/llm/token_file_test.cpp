@@ -98,12 +98,13 @@ TEST(Lines, HoldTheUsualFormsOfChats) {
   };
   const std::string start = "<|im_start|>", end = "<|im_end|>\n";
   const auto whole = start + "user\nq" + end + start + "assistant\n[a][<|im_end|>]\n";
-  for (const auto* line : {R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})",
-                           R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}, {"role": "assistant", "content": "a"}]})",
-                           R"({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]})",
-                           R"({"conversations": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})",
-                           R"({"instruction": "q", "input": "", "output": "a"})",
-                           R"({"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "a"}]})"})
+  for (const auto* line :
+       {R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})",
+        R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}, {"role": "assistant", "content": "a"}]})",
+        R"({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]})",
+        R"({"conversations": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})",
+        R"({"instruction": "q", "input": "", "output": "a"})",
+        R"({"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "a"}]})"})
     EXPECT_EQ(learned(line), whole) << line;
   EXPECT_EQ(learned(R"({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": "s"})"),
             start + "system\ns" + end + whole);

@@ -59,7 +59,6 @@ struct Texts {
     if (config.eos_token_ids.empty()) return {};
     return static_cast<int32_t>(config.eos_token_ids.front());
   }
-
 };
 
 struct TokenizeCommand : Texts {
@@ -92,8 +91,9 @@ struct PreviewCommand : Texts {
       llm::each_document(input, known, options, [&](std::span<const int32_t> tokens) {
         if (number >= rows) return false;
         const auto learned = std::ranges::count_if(tokens, [](int32_t token) { return !llm::is_only_read(token); });
-        fmt::print("{}document {}: {}, of which {} are learned\n{}\n", number > 0 ? "\n" : "", number + 1, counted(std::ssize(tokens), "token"), learned,
-                   coloured(tokens, known));
+        const auto text = coloured(tokens, known);
+        fmt::print("{}document {}: {}, of which {} are learned\n{}{}", number > 0 ? "\n" : "", number + 1,
+                   counted(std::ssize(tokens), "token"), learned, text, text.ends_with('\n') ? "" : "\n");
         number++;
         return true;
       });
@@ -103,12 +103,16 @@ struct PreviewCommand : Texts {
 
   static std::string coloured(std::span<const int32_t> tokens, const data::Tokenizer& known) {
     const bool colour = Help::has_colour();
-    const auto is_special = [&](int32_t token) { return known.decode({&token, 1}).empty() && !known.decode({&token, 1}, data::Tokenizer::Special::Shown).empty(); };
+    const auto is_special = [&](int32_t token) {
+      return known.decode({&token, 1}).empty() && !known.decode({&token, 1}, data::Tokenizer::Special::Shown).empty();
+    };
     std::string text;
     for (size_t begin = 0, end = 0; begin < tokens.size(); begin = end) {
       const bool read = llm::is_only_read(tokens[begin]), special = is_special(llm::token_of(tokens[begin]));
       std::vector<int32_t> run;
-      for (; end < tokens.size() && llm::is_only_read(tokens[end]) == read && (!colour || is_special(llm::token_of(tokens[end])) == special); end++)
+      for (;
+           end < tokens.size() && llm::is_only_read(tokens[end]) == read && (!colour || is_special(llm::token_of(tokens[end])) == special);
+           end++)
         run.push_back(llm::token_of(tokens[end]));
       const auto part = printable(known.decode(run, data::Tokenizer::Special::Shown), "\n\t");
       if (!colour) {
@@ -128,7 +132,8 @@ void add_data(CLI::App& app, std::function<int()>& chosen) {
   const auto tokenize = std::make_shared<TokenizeCommand>();
   tokenize->add_flags(*flags);
   flags->add_option("--out", tokenize->out, "The file to write")->type_name("FILE")->required();
-  flags->add_option("--threads", tokenize->options.threads, "How many threads; as many as there are cores unless given")->check(from_to(1, 4096));
+  flags->add_option("--threads", tokenize->options.threads, "How many threads; as many as there are cores unless given")
+      ->check(from_to(1, 4096));
   flags->footer(Help::footer_of({"tessera data tokenize notes.txt --tokenizer SmolLM2-135M --out notes.tokens",
                                  "tessera data tokenize *.jsonl --tokenizer my.gguf --chat chatml --out x.tokens"}));
   flags->callback([&chosen, tokenize] { chosen = [=] { return tokenize->run(); }; });
