@@ -137,8 +137,11 @@ Model make_model(const Flags& flags, const Source& source) {
 void load(Model& model, const Flags& flags, Trainer& trainer) {
   checkpoint::load_weights(model, flags.model, {.may_be_missing = {".*\\.lora_.*"}, .may_be_unknown = model->surplus_names()});
   if (!has_adapters(model)) return;
-  lora::reset_magnitudes(model);
-  if (!flags.from_adapter.empty()) checkpoint::load_adapter(model, flags.from_adapter);
+  if (flags.from_adapter.empty()) {
+    lora::reset_magnitudes(model);
+  } else {
+    checkpoint::load_adapter(model, flags.from_adapter);
+  }
   if (!flags.run.prefix.empty()) trainer.refer_to_base(flags.model);
 }
 
