@@ -33,7 +33,7 @@ def keep(folder, model):
     gradients = {f"gradient of {name}": each.grad for name, each in model.named_parameters()}
     model.eval()
     # Where a text passes the original length, transformers 4.57 continues otherwise with its cache than without.
-    has_long = "longrope" in str(model.config.rope_scaling)
+    has_long = "longrope" in str(model.config.to_dict())
     model.generation_config.eos_token_id = None  # so that it does not end early
     with torch.no_grad():
         positions = torch.cat([torch.arange(LENGTH - 10), torch.arange(10)])[None]  # of two documents
