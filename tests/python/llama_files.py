@@ -34,11 +34,14 @@ def keep(folder, model):
     out.loss.backward()
     gradients = {f"gradient of {name}": each.grad for name, each in model.named_parameters() if each.grad is not None}  # None: of experts that no token chose
     model.eval()
+    # Where a text passes the original length, transformers 4.57 continues otherwise with its cache than without.
+    has_long = "longrope" in str(model.config.to_dict())
     model.generation_config.eos_token_id = None  # so that it does not end early
     with torch.no_grad():
         positions = torch.cat([torch.arange(LENGTH - 10), torch.arange(10)])[None]  # of two documents
         packed = model(tokens[:1], position_ids=positions, use_cache=False).logits
-        continued = model.generate(tokens[:1], attention_mask=torch.ones_like(tokens[:1]), max_new_tokens=CONTINUED, do_sample=False)
+        continued = model.generate(tokens[:1], attention_mask=torch.ones_like(tokens[:1]), max_new_tokens=CONTINUED, do_sample=False,
+                                   use_cache=not has_long)
     save_file({"tokens": tokens, "logits": out.logits.detach(), "loss": out.loss.detach(), "continued": continued, "packed": packed, **gradients}, f"{folder}/expected.safetensors")
 
 
