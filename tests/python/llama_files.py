@@ -34,6 +34,7 @@ def keep(folder, model):
     gradients = {f"gradient of {name}": each.grad for name, each in model.named_parameters() if each.grad is not None}  # None: of experts that no token chose
     model.eval()
     model.generation_config.eos_token_id = None  # so that it does not end early
+    model.config.output_router_logits = False  # transformers can't compute the loss of routers with a cache
     with torch.no_grad():
         continued = model.generate(tokens[:1], attention_mask=torch.ones_like(tokens[:1]), max_new_tokens=CONTINUED, do_sample=False)
     save_file({"tokens": tokens, "logits": out.logits.detach(), "loss": out.loss.detach(), "continued": continued, **gradients}, f"{folder}/expected.safetensors")
