@@ -126,7 +126,8 @@ TEST(Gguf, GoesThereAndBack) {
                 data::Tokenizer::read(folder / "hub").encode("ab <|begin_of_text|>12"));
       LlamaForCausalLM again(read);
       checkpoint::load_weights(again, file);
-      EXPECT_LE((again(tokens) - model(tokens)).abs().max().item<double>(), tolerance) << type << " " << code;
+      const auto allowed = config.experts ? 2 * tolerance : tolerance;  // rounded scores may choose other experts
+      EXPECT_LE((again(tokens) - model(tokens)).abs().max().item<double>(), allowed) << type << " " << code;
     }
     // llama.cpp rotates pairs of neighbours in the architectures llama and smollm3, and pairs from the halves of a head in others.
     const bool is_fused = config.fuses_projections();  // queries come first

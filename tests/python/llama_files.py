@@ -37,6 +37,7 @@ def keep(folder, model):
     # Where a text passes the original length, transformers 4.57 continues otherwise with its cache than without.
     has_long = "longrope" in str(model.config.to_dict())
     model.generation_config.eos_token_id = None  # so that it does not end early
+    model.config.output_router_logits = False  # transformers can't compute the loss of routers with a cache
     with torch.no_grad():
         positions = torch.cat([torch.arange(LENGTH - 10), torch.arange(10)])[None]  # of two documents
         packed = model(tokens[:1], position_ids=positions, use_cache=False).logits
