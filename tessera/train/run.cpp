@@ -187,8 +187,9 @@ void Run::load(const std::filesystem::path& newest) {
   });
   last_ = folder;
   saved_step_ = trainer_.steps();
+  const auto manifest = checkpoint::read_manifest(folder);
   checkpoint::Notes notes;
-  for (const auto& [name, text] : checkpoint::read_manifest(folder).notes.front()) notes[name] = text;
+  for (const auto& [name, text] : manifest.notes.front()) notes[name] = text;
   if (notes.contains(kSinceBest)) since_best_ = notes.at(kSinceBest).as<int64_t>();
   if (notes.contains(kBest)) best_ = notes.at(kBest).as<double>(), best_step_ = notes.at(kBestStep).as<int64_t>();
   // With larger batches than before, the step count is rescaled to fewer steps, but later folders must still have higher numbers.
