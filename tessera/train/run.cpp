@@ -46,8 +46,8 @@ void expect_sensible(const RunOptions& options) {
   if (options.epochs.value_or(0) < 0 || options.steps.value_or(0) < 0 || options.save_every < 0 || options.report_every < 1 ||
       options.evaluate_every < 0 || options.patience < 0) {
     throw UsageError(
-        "RunOptions has {} epochs, {} steps, a save every {}, a report every {} and an evaluation every {} steps, and a patience of {}; choose "
-        "numbers from 0 on, and for reports from 1 on",
+        "RunOptions has {} epochs, {} steps, a save every {}, a report every {} steps, an evaluation every {} and a patience of {}; "
+        "choose numbers from 0 on, and for reports from 1 on",
         options.epochs.value_or(0), options.steps.value_or(0), options.save_every, options.report_every, options.evaluate_every,
         options.patience);
   }
