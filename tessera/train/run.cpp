@@ -46,8 +46,8 @@ void expect_sensible(const RunOptions& options) {
   if (options.epochs.value_or(0) < 0 || options.steps.value_or(0) < 0 || options.save_every < 0 || options.report_every < 1 ||
       options.evaluate_every < 0 || options.patience < 0) {
     throw UsageError(
-        "RunOptions has {} epochs, {} steps, a save every {}, a report every {} and an evaluation every {} steps, and a patience of {}; choose "
-        "numbers from 0 on, and for reports from 1 on",
+        "RunOptions has {} epochs, {} steps, a save every {}, a report every {} steps, an evaluation every {} and a patience of {}; "
+        "choose numbers from 0 on, and for reports from 1 on",
         options.epochs.value_or(0), options.steps.value_or(0), options.save_every, options.report_every, options.evaluate_every,
         options.patience);
   }
@@ -187,8 +187,9 @@ void Run::load(const std::filesystem::path& newest) {
   });
   last_ = folder;
   saved_step_ = trainer_.steps();
+  const auto manifest = checkpoint::read_manifest(folder);
   checkpoint::Notes notes;
-  for (const auto& [name, text] : checkpoint::read_manifest(folder).notes.front()) notes[name] = text;
+  for (const auto& [name, text] : manifest.notes.front()) notes[name] = text;
   if (notes.contains(kSinceBest)) since_best_ = notes.at(kSinceBest).as<int64_t>();
   if (notes.contains(kBest)) best_ = notes.at(kBest).as<double>(), best_step_ = notes.at(kBestStep).as<int64_t>();
   // With larger batches than before, the step count is rescaled to fewer steps, but later folders must still have higher numbers.

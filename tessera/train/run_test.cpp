@@ -299,7 +299,7 @@ TEST(Run, KeepsTheBestAndEndsWithoutPatience) {
     const std::map<int64_t, double> values = {{2, 0.9}, {4, 0.5}, {6, 0.7}, {8, 0.6}, {10, 0.55}, {12, 0.1}};
     std::vector<int64_t> best;
     std::optional<std::filesystem::path> kept;
-    const auto evaluates = [&](Run& run, int64_t step) {
+    const auto evaluates = [&](train::Run& run, int64_t step) {
       if (run.should_evaluate() && run.evaluated({{"eval_loss", values.at(step)}})) best.push_back(step);
       kept = run.best_checkpoint();
     };
@@ -324,7 +324,7 @@ TEST(Run, KeepsTheBestAndEndsWithoutPatience) {
   });
   with_ranks(1, [&](const Communicator& world) {  // without checkpoints, too, and at the end of epochs
     int64_t evaluations = 0;
-    const auto evaluates = [&](Run& run, int64_t) {
+    const auto evaluates = [&](train::Run& run, int64_t) {
       if (run.should_evaluate()) run.evaluated({{"accuracy", evaluations++ == 1 ? std::nan("") : 1}});
     };
     EXPECT_EQ(trained(world, {.epochs = 9, .patience = 2}, evaluates).losses.size(), 3 * kBatches);
