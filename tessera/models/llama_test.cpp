@@ -188,7 +188,7 @@ TEST(Generate, ContinuesWithACacheOfTheCaller) {
     EXPECT_TRUE(at::equal(begun, whole.narrow(1, 0, 13)));
     EXPECT_EQ(cache.length(), 12);
     EXPECT_TRUE(at::equal(models::generate(*model, begun, {.most = 8, .repetition_penalty = 1.3, .cache = &cache}), whole));
-    EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, prompt, {.cache = &cache}); }), HasSubstr("the cache holds 20 tokens of a text of 9"));
+    EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, prompt, {.most = 2, .cache = &cache}); }), HasSubstr("the cache holds 20 tokens of a text of 9"));
   }
   auto model = seeded(small());
   EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, text(4).unsqueeze(0), {.min_p = 2}); }), HasSubstr("min_p 2"));
