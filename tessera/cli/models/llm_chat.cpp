@@ -1,16 +1,19 @@
 // `tessera llm chat`.
 #include <fmt/format.h>
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
-#include <iostream>
+#include <functional>
 #include <memory>
 
 #include "tessera/base/error.h"
 #include "tessera/base/no_copy.h"
+#include "tessera/base/process.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/models/llm.h"
 #include "tessera/llm/chat.h"
@@ -24,18 +27,49 @@ constexpr int64_t kLongestTraced = 4096;  // room of the cache on devices that c
 constexpr std::chrono::hours kThinking{24 * 365};  // how long ranks wait for a line
 
 std::atomic<bool> ctrl_c = false;
+std::atomic<int> told_of_ctrl_c = -1;  // a pipe, because a signal that another thread takes does not end a wait for input
 
-/// Makes Ctrl-C set `ctrl_c`, and end the reading of a line.
-class CtrlC : NoCopy {
+/// Makes Ctrl-C set `ctrl_c`, and end the wait for a line.
+class Keyboard : NoCopy {
  public:
-  CtrlC() {
+  Keyboard() {
+    told_of_ctrl_c = pipe_.write.get();
     struct sigaction action {};
-    action.sa_handler = [](int) { ctrl_c = true; };
+    action.sa_handler = [](int) {
+      const int reason = errno;
+      ctrl_c = true;
+      if (::write(told_of_ctrl_c, "", 1) < 0) errno = reason;  // full: it will wake the reader all the same
+    };
+    action.sa_flags = SA_RESTART;
     ::sigaction(SIGINT, &action, &before_);
   }
-  ~CtrlC() { ::sigaction(SIGINT, &before_, nullptr); }
+  ~Keyboard() { ::sigaction(SIGINT, &before_, nullptr); }
+
+  /// Forgets a Ctrl-C of the past, shows `prompt`, and returns a line; nothing at the end. After Ctrl-C the line is empty.
+  std::optional<std::string> read_line(const std::function<void()>& prompt) {
+    pollfd from[] = {{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0}, {.fd = pipe_.read.get(), .events = POLLIN, .revents = 0}};
+    char bytes[4096];
+    while (::poll(from + 1, 1, 0) > 0 && ::read(from[1].fd, bytes, sizeof bytes) > 0) {
+    }
+    prompt();
+    for (bool ended = false;;) {
+      if (const auto end = std::min(typed_.find('\n'), ended ? typed_.size() : std::string::npos); end != std::string::npos) {
+        if (ended && typed_.empty()) return {};
+        const auto line = typed_.substr(0, end);
+        typed_.erase(0, end + 1);
+        return line;
+      }
+      if (::poll(from, 2, -1) < 0) continue;
+      if (from[1].revents != 0) return "";
+      const auto count = ::read(STDIN_FILENO, bytes, sizeof bytes);
+      ended = count <= 0;
+      if (count > 0) typed_.append(bytes, static_cast<size_t>(count));
+    }
+  }
 
  private:
+  Pipe pipe_;
+  std::string typed_;
   struct sigaction before_ {};
 };
 
@@ -55,7 +89,6 @@ class Chat {
   }
 
   void run() {
-    const CtrlC handler;
     if (is_terminal()) used_.note("/exit or Ctrl-D ends, /clear begins anew, /regen answers again; Ctrl-C stops an answer");
     while (const auto line = next_line()) {
       if (*line == "/exit") break;
@@ -104,15 +137,8 @@ class Chat {
   std::optional<std::string> next_line() {
     std::string line = "/exit";
     if (used_.world.is_first()) {
-      for (bool is_read = false; !is_read;) {
-        if (is_terminal()) used_.printing()("> ");
-        is_read = static_cast<bool>(std::getline(std::cin, line));
-        if (!is_read && !ctrl_c.exchange(false)) line = "/exit", is_read = true;
-        if (is_read) break;
-        std::cin.clear();
-        ::clearerr(stdin);
-        used_.printing()("\n");
-      }
+      line = keyboard_.read_line([&] { if (is_terminal()) used_.printing()("> "); }).value_or("/exit");
+      if (ctrl_c.exchange(false)) used_.printing()("\n");
     }
     if (used_.world.traits().can_differ()) line = used_.world.with_limit(kThinking).texts(line, {.unit = "the next line"}).front();
     return line == "/exit" ? std::nullopt : std::optional(line);
@@ -144,6 +170,7 @@ class Chat {
     sum_.count(answer);
   }
 
+  Keyboard keyboard_;
   LanguageModel& used_;
   const llm::ChatTemplate& chat_;
   models::GenerateOptions options_;

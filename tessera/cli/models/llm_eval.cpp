@@ -144,6 +144,7 @@ struct EvalCommand {
     if (!world.is_first()) return;
     fmt::print("perplexity {:.4f} +- {:.4f}, loss {:.4f}, over {} in windows of {} with stride {}\n", perplexity, error, mean,
                counted(static_cast<int64_t>(count), "token"), window, step);
+    expect_printed();
     used.note(fmt::format("{}, {:.1f} a second", counted(read, "token"), static_cast<double>(read) / seconds));
   }
 };

@@ -57,27 +57,29 @@ struct LlmCommand : ::testing::Test {
   std::string continued(const std::string& text, models::GenerateOptions options, data::Ends ends = data::Ends::Added) {
     const auto tokens = encoded(text, ends);
     options.vocabulary = tokenizer.size();
-    options.ends = {256};
     return decoded(models::generate(*const_cast<models::LlamaForCausalLM&>(model), tokens, options), tokens.size(1));
   }
 };
 
 TEST_F(LlmCommand, ContinuesTexts) {
   const auto text = continued(kText, {.most = 40});
-  const auto one = ended({"generate", path, "--prompt", kText, "--max-new-tokens", "40"});
+  const auto one = ended({"generate", path, "--prompt", kText, "--max-new-tokens", "40", "--ignore-eos"});
   EXPECT_EQ(one.status, 0) << one.err;
   EXPECT_EQ(one.out, text + "\n");
   EXPECT_THAT(one.err, HasSubstr("a second; text: 40 tokens, "));
-  const auto two = run("2", llm({"generate", path, "--prompt", kText, "--max-new-tokens", "40", "--quantisation", "int8"}), {}, {"--log-dir", folder / "logs"});
-  EXPECT_EQ(two.status, 0) << two.err;
+  const auto held = ended({"generate", path, "--prompt", kText, "--max-new-tokens", "4", "--quantisation", "int8", "--dtype", "bfloat16"});
+  EXPECT_EQ(held.status, 0) << held.err;
+  // "ab" is the token that ends texts.
+  EXPECT_EQ(ended({"generate", path, "--prompt", kText, "--max-new-tokens", "40"}).out, text.substr(0, text.find("ab")) + "\n");
 
   const auto stop = text.substr(text.size() / 2, 3);
-  const auto stopped = ended({"generate", path, "--prompt", kText, "--max-new-tokens", "40", "--stop", stop});
+  const auto stopped = ended({"generate", path, "--prompt", kText, "--max-new-tokens", "40", "--ignore-eos", "--stop", stop});
   EXPECT_EQ(stopped.out, text.substr(0, text.find(stop)) + "\n");
 
   write_file(folder / "prompts", kText + "\n\nx\n");
-  const auto drawn = ended({"generate", path, "--prompts", folder / "prompts", "--out", folder / "out.jsonl", "--max-new-tokens", "9", "--temperature", "0.8",
-                            "--top-k", "30", "--top-p", "0.9", "--min-p", "0.01", "--repetition-penalty", "1.2", "--seed", "3"});
+  const Command draw = {"generate", path, "--prompts", folder / "prompts", "--out", folder / "out.jsonl", "--max-new-tokens", "9", "--temperature", "0.8",
+                        "--top-k", "30", "--top-p", "0.9", "--min-p", "0.01", "--repetition-penalty", "1.2", "--seed", "3", "--ignore-eos"};
+  const auto drawn = ended(draw);
   EXPECT_EQ(drawn.status, 0) << drawn.err;
   const auto written = lines(read_file(folder / "out.jsonl"));
   ASSERT_EQ(written.size(), 2U);
@@ -86,6 +88,11 @@ TEST_F(LlmCommand, ContinuesTexts) {
     const auto expected = continued(prompt, {.most = 9, .temperature = 0.8, .top_k = 30, .top_p = 0.9, .min_p = 0.01, .repetition_penalty = 1.2, .seed = 3});
     EXPECT_EQ(nlohmann::json::parse(written[i]), nlohmann::json({{"prompt", prompt}, {"text", expected}}));
   }
+  const auto before = read_file(folder / "out.jsonl");
+  std::filesystem::remove(folder / "out.jsonl");
+  const auto two = run("2", llm(draw));
+  EXPECT_EQ(two.status, 0) << two.err;
+  EXPECT_EQ(read_file(folder / "out.jsonl"), before);
 }
 
 TEST_F(LlmCommand, UsesAdaptersAndTheAuthorsSettings) {
@@ -102,7 +109,7 @@ TEST_F(LlmCommand, UsesAdaptersAndTheAuthorsSettings) {
   const auto text = continued(kText, {.most = 12, .temperature = 1, .top_k = 5, .seed = 42});
   EXPECT_NE(continued(kText, {.most = 12}), plain);
   write_file(path + "/generation_config.json", R"({"do_sample": true, "top_k": 5, "eos_token_id": [256]})");
-  const auto one = ended({"generate", path, "--adapter", folder / "adapter", "--prompt", kText, "--max-new-tokens", "12"});
+  const auto one = ended({"generate", path, "--adapter", folder / "adapter", "--prompt", kText, "--max-new-tokens", "12", "--ignore-eos"});
   EXPECT_EQ(one.out, text + "\n") << one.err;
 }
 
@@ -173,18 +180,18 @@ TEST_F(LlmCommand, MeasuresPerplexity) {
 }
 
 TEST_F(LlmCommand, NamesWhatIsWrong) {
-  write_file(folder / "empty", "");
+  write_file(folder / "empty.txt", "");
   const std::pair<Command, const char*> wrong[] = {
       {{"generate", folder / "none", "--prompt", "a"}, "give a folder of the Hugging Face Hub that is on this disk, or a GGUF file"},
       {{"generate", path}, "give one of --prompt TEXT, --prompt-file FILE, and --prompts FILE with --out FILE"},
       {{"generate", path, "--prompts", "a"}, "--prompts and --out belong together"},
-      {{"generate", path, "--prompt-file", folder / "empty"}, "is empty, and there is nothing to write after"},
+      {{"generate", path, "--prompt-file", folder / "empty.txt"}, "is empty, and there is nothing to write after"},
       {{"generate", path, "--prompt", "a", "--top-k", "3"}, "give --temperature 1, too"},
       {{"generate", path, "--prompt", std::string(500, 'a')}, "and the model takes 400 with what it writes; give a shorter prompt"},
       {{"generate", path, "--prompt", "a", "--adapter", path}, "is not a folder of PEFT"},
       {{"eval", path, folder / "none"}, "none"},
-      {{"eval", path, folder / "empty", "--length", "401"}, "--length 401: the model takes at most 400 tokens"},
-      {{"eval", path, folder / "empty", "--stride", "399"}, "nothing can be measured; give longer texts"},
+      {{"eval", path, folder / "empty.txt", "--length", "401"}, "--length 401: the model takes at most 400 tokens"},
+      {{"eval", path, folder / "empty.txt", "--stride", "399"}, "nothing can be measured; give longer texts"},
   };
   for (const auto& [command, says] : wrong) {
     const auto refused = ended(command);
