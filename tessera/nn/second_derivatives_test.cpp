@@ -158,7 +158,7 @@ std::vector<Row> rows() {
        [](const Tensors& t) { return nn::softcapped(t[0], 2); },
        [](const Tensors& t) { return 2 * (t[0] / 2).tanh(); }},
       {"nn::linear_cross_entropy",
-       {"linear_cross_entropy"},
+       {"linear_cross_entropy", "linear_cross_entropies"},
        Verdict::Refused,
        {{3, 6}, {5, 6}},
        [](const Tensors& t) { return nn::linear_cross_entropy(t[0], t[1], targets_for(t[0])); },

@@ -67,6 +67,7 @@ models::LlamaForCausalLM loaded(const ModelFlags& flags, const models::LlamaConf
   if (!flags.quantisation.empty()) nn::quantize(model, {.quantization = nn::quantization_named(flags.quantisation)});
   for (const auto& each : options) lora::apply(model, each, adapters.emplace_back(fmt::format("adapter{}", adapters.size())));
   move_module(*model, device);
+  llm::shard_experts(model, {.start = Start::Loaded});
   fully_shard(model, {.start = Start::Loaded}, wrap_classes({"LlamaDecoderLayer"}));
   checkpoint::load_weights(model, flags.model, {.may_be_missing = {".*\\.lora_.*"}, .may_be_unknown = model->surplus_names()});
   for (size_t i = 0; i < adapters.size(); i++) checkpoint::load_adapter(model, flags.adapters[i], adapters[i]);
