@@ -58,7 +58,7 @@ class Message {
 
  private:
   [[noreturn]] void damaged() const {
-    throw IoError("{} is damaged: it is not a whole model of SentencePiece; copy it again, or let transformers make a tokenizer.json", path_);
+    throw IoError("{} is damaged: it is not a whole model of SentencePiece; copy it again", path_);
   }
   std::string_view take(uint64_t size) {
     if (size > rest_.size()) damaged();

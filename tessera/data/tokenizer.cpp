@@ -116,27 +116,28 @@ void TokenizerCore::set_bytes() {
 /// Builds the tables for encoding characters. Called before added tokens are put beside those of the model.
 void TokenizerCore::set_pieces() {
   if (unknown == -1 || (model == TokenModel::Unigram && !unknown)) throw ConfigError("the unk_token is not in the vocabulary");
+  // Where no token reaches over the beginning of a run of spaces, words can be encoded one by one, and cached.
+  bool crosses = takes_whole || !ids.contains(kPieceSpace);
+  const auto look = [&](std::string_view token) {
+    while (token.starts_with(kPieceSpace)) token.remove_prefix(kPieceSpace.size());
+    crosses = crosses || token.find(kPieceSpace) != std::string_view::npos;
+  };
   if (model == TokenModel::Unigram) {
-    std::vector<Unigram::Piece> pieces;
+    unigram.emplace();
     for (const auto& [token, id] : ids) {
       const bool is_text = rules == Rules::HuggingFace || (!special.contains(id) && !byte_of_piece(token));
-      if (is_text && !token.empty()) pieces.push_back({token, id, scores[static_cast<size_t>(id)]});
+      if (!is_text || token.empty()) continue;
+      unigram->add(token, id, scores[static_cast<size_t>(id)]);
+      look(token);
     }
-    unigram.emplace(std::move(pieces), *unknown);
-    return;
+  } else {
+    std::array<int32_t, 256> none;
+    none.fill(BytePairs::kLeftOut);
+    const auto learned = learned_merges();
+    pairs.emplace(none, learned);
+    for (const auto& merge : learned) look(tokens[static_cast<size_t>(merge.merged)]);
   }
-  std::array<int32_t, 256> none;
-  none.fill(BytePairs::kLeftOut);
-  const auto learned = learned_merges();
-  pairs.emplace(none, learned);
-  // Where no token reaches over the beginning of a run of spaces, words can be encoded one by one, and cached.
-  const auto crosses = [&](const BytePairs::Merge& merge) {
-    std::string_view token = tokens[static_cast<size_t>(merge.merged)];
-    while (token.starts_with(kPieceSpace)) token.remove_prefix(kPieceSpace.size());
-    return token.find(kPieceSpace) != std::string_view::npos;
-  };
-  if (!takes_whole && ids.contains(kPieceSpace) && std::ranges::none_of(learned, crosses))
-    pre.add({.pattern = Pattern(fmt::format("(?:{})+", kPieceSpace)), .behavior = PreTokenizer::Behavior::BeginsPiece});
+  if (!crosses) pre.add({.pattern = Pattern(fmt::format("(?:{})+", kPieceSpace)), .behavior = PreTokenizer::Behavior::BeginsPiece});
 }
 
 /// Returns `merges` as ids.
@@ -178,13 +179,11 @@ void TokenizerCore::encode_characters(std::string_view word, std::vector<int32_t
     const auto begin = to.size();
     for (const auto byte : text) {
       const auto found = falls_back ? ids.find(piece_of_byte(static_cast<uint8_t>(byte))) : ids.end();
-      if (found == ids.end()) {
-        to.resize(begin);
-        return false;
-      }
-      to.push_back(found->second);
+      if (found != ids.end()) to.push_back(found->second);
     }
-    return true;
+    const bool has_all = to.size() - begin == text.size();
+    if (!has_all) to.resize(begin);
+    return has_all;
   };
   if (model == TokenModel::Unigram) {
     return unigram->encode(word, to, [&](std::string_view text) {
@@ -193,20 +192,17 @@ void TokenizerCore::encode_characters(std::string_view word, std::vector<int32_t
     });
   }
   const auto begin = to.size();
-  bool is_unknown = false;  // whether the token for the characters before is still to be added
+  bool joins = false;  // whether the token for an unknown character before stands for this one, too
   for (size_t at = 0; at < word.size();) {
     const auto character = word.substr(at, length_of_first(word.substr(at)));
     at += character.size();
-    if (const auto found = ids.find(character); found != ids.end()) {
-      if (is_unknown) to.push_back(*unknown);
-      is_unknown = false;
-      to.push_back(found->second);
-    } else if (!add_bytes(character) && unknown) {
-      if (is_unknown && !joins_unknown) to.push_back(*unknown);
-      is_unknown = true;
-    }
+    const auto found = ids.find(character);
+    const bool is_known = found != ids.end();
+    if (is_known) to.push_back(found->second);
+    const bool is_unknown = !is_known && !add_bytes(character);
+    if (is_unknown && unknown && !joins) to.push_back(*unknown);
+    joins = is_unknown && joins_unknown;
   }
-  if (is_unknown) to.push_back(*unknown);
   pairs->merge(to, begin);
 }
 

@@ -117,8 +117,6 @@ struct TokenizerCore {
   void set_pieces();
   void set_bytes();
   std::vector<BytePairs::Merge> learned_merges() const;
-  void expect_like(const KnownPreTokenizer& known) const;
-  void add_pieces_to(BpeVocabulary& vocabulary) const;
   std::string normalized(std::string_view text, Scratch& scratch) const;
   void encode_plain(std::string_view text, Scratch& scratch, std::vector<int32_t>& to) const;
   void encode_characters(std::string_view word, std::vector<int32_t>& to) const;

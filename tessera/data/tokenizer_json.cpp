@@ -192,8 +192,10 @@ class TokenizerFile {
 
   void read_added(const Json& token) {
     const auto flag = [&](const char* name) { return token.value(name, false); };
+    const auto id = id_of(token.at("id"));
+    if (std::ranges::find(core_.added, id, &AddedToken::id) != core_.added.end()) return;
     core_.added.push_back({.content = token.at("content"),
-                           .id = id_of(token.at("id")),
+                           .id = id,
                            .special = flag("special"),
                            .lstrip = flag("lstrip"),
                            .rstrip = flag("rstrip"),
@@ -239,19 +241,19 @@ std::shared_ptr<const TokenizerCore> core_of_model_file(const fs::path& path) tr
   const auto config = files.contains(kTokenizerConfig) ? json_in(files[kTokenizerConfig]) : Json::object();
   auto vocabulary = read_sentence_piece(path, config);
   auto description = description_of(vocabulary);
-  std::map<int64_t, Json> added;
-  for (const auto& token : description["added_tokens"]) added[token["id"]] = token;
+  // Of tokens with one id the first counts.
+  auto added = Json::array();
   const auto add = [&](int64_t id, const Json& token) {
-    added[id] = {{"id", id_of(id)}, {"special", true}};
-    added[id].update(token);
-    added[id]["normalized"] = added[id].at("content").get<std::string>().find(kPieceSpace) != std::string::npos;
+    added.push_back({{"id", id}, {"special", true}});
+    added.back().update(token);
+    added.back()["normalized"] = token.at("content").get<std::string>().find(kPieceSpace) != std::string::npos;
   };
+  for (const auto& [id, token] : config.value("added_tokens_decoder", Json::object()).items()) add(number_of<int64_t>(id).value_or(-1), token);
   if (is_there(folder / "added_tokens.json")) {
     for (const auto& [token, id] : json_in(InputFile(folder / "added_tokens.json").read_all()).items()) add(id, {{"content", token}});
   }
-  for (const auto& [id, token] : config.value("added_tokens_decoder", Json::object()).items()) add(number_of<int64_t>(id).value_or(-1), token);
-  description["added_tokens"].clear();
-  for (const auto& [id, token] : added) description["added_tokens"].push_back(token);
+  for (const auto& token : description["added_tokens"]) added.push_back(token);
+  description["added_tokens"] = added;
   return core_of(vocabulary, description, std::move(files));
 } catch (const Json::exception& error) {
   throw IoError("a JSON file beside {} is damaged: {}", path, first_line(error));

@@ -26,7 +26,7 @@ const std::string& token_of(const BpeVocabulary& vocabulary, int32_t id) {
 
 /// Calls take(left, right) for each two tokens that make this one.
 void each_split(std::string_view token, const TokenIds& ids, const auto& take) {
-  if (token.empty()) return;
+  if (token.empty() || invalid_utf8(token) || byte_of_piece(token)) return;
   for (auto at = length_of_first(token); at < token.size(); at += length_of_first(token.substr(at))) {
     if (ids.contains(token.substr(0, at)) && ids.contains(token.substr(at))) take(token.substr(0, at), token.substr(at));
   }
@@ -38,8 +38,8 @@ std::vector<std::string> merges_of_scores(const BpeVocabulary& vocabulary) {
   std::vector<std::pair<double, int32_t>> by_score;
   for (int32_t id = 0; std::cmp_less(id, vocabulary.tokens.size()); id++) {
     const auto& token = vocabulary.tokens[static_cast<size_t>(id)];
-    if (!ids.emplace(token, id).second || std::ranges::find(vocabulary.special, id) != vocabulary.special.end()) continue;
-    if (!invalid_utf8(token) && !byte_of_piece(token)) by_score.emplace_back(-vocabulary.scores[static_cast<size_t>(id)], id);
+    const bool is_special = std::ranges::find(vocabulary.special, id) != vocabulary.special.end();
+    if (ids.emplace(token, id).second && !is_special) by_score.emplace_back(-vocabulary.scores[static_cast<size_t>(id)], id);
   }
   std::ranges::sort(by_score);
   std::vector<std::string> merges;
@@ -124,6 +124,65 @@ void describe_pieces(Json& json, const BpeVocabulary& vocabulary) {
   for (size_t id = 0; id < scores.size(); id++) model["vocab"].push_back({vocabulary.tokens[id], scores[id]});
 }
 
+/// Throws ConfigError if a program that only knows the name of the pre-tokenizer, as in a GGUF file, would encode texts differently.
+void expect_like(const TokenizerCore& core, const KnownPreTokenizer& known) {
+  const auto& steps = core.normalizer.steps();
+  const auto form = steps.empty() ? std::nullopt : steps.front().form;
+  if (form != known.form || steps.size() != (form ? 1U : 0U)) {
+    const auto* name = steps.empty() ? "no normal form" : form == NormalForm::Composed ? "the normal form NFC" : "other steps";
+    refuse_place(fmt::format("with its pre-tokenizer {}, the normalizer has {}", known.name, name));
+  }
+  if (core.takes_whole == known.takes_whole) return;
+  // With and without ignore_merges, a tokenizer differs only for words that are tokens but can't be made by merges.
+  std::vector<int32_t> parts;
+  for (const auto& [token, id] : core.ids) {
+    if (std::ranges::find(core.added, id, &AddedToken::id) != core.added.end()) continue;
+    parts.clear();
+    core.pairs->encode(core.bytes[static_cast<size_t>(id)], parts);
+    if (parts.size() != 1)
+      refuse_place(fmt::format("with its pre-tokenizer {}, ignore_merges is {}, and '{}' is a token by that alone", known.name, core.takes_whole,
+                               printable(token)));
+  }
+}
+
+/// Adds what a GGUF file says of SentencePiece's kinds. Throws ConfigError for all else.
+void add_pieces(BpeVocabulary& vocabulary, const TokenizerCore& core) {
+  vocabulary.model = core.model == TokenModel::Unigram ? "t5" : "llama";
+  vocabulary.unknown = core.unknown;
+  vocabulary.spaces.added = false;
+  const std::string spaces = escaped_pattern(" "), no_pattern;
+  for (const auto* each : {&core.normalizer, &core.pre}) {
+    for (const auto& step : each->steps()) {
+      const auto& pattern = step.pattern ? step.pattern->text() : no_pattern;
+      const bool merges_spaces = pattern == kSpaces || pattern == kOuterSpaces || pattern == kWhite || pattern == kWhiteEnd;
+      const bool is_plain = pattern.empty() || pattern == spaces || pattern.find(kPieceSpace) != std::string::npos;
+      if (step.form || (!merges_spaces && !is_plain)) refuse_place("its normalizer or pre-tokenizer has steps that SentencePiece has not");
+      if (step.prefix != PreTokenizer::Prefix::Never) vocabulary.spaces.added = true;
+      if (step.charsmap) vocabulary.spaces.charsmap = step.charsmap->table();
+      vocabulary.spaces.merged = vocabulary.spaces.merged || merges_spaces;
+    }
+  }
+  // llama.cpp looks for such tokens before it replaces spaces.
+  for (const auto& token : core.added) {
+    auto& text = vocabulary.tokens[static_cast<size_t>(token.id)];
+    if (!token.special) text = with_spaces(text);
+  }
+  vocabulary.scores = core.scores;
+  vocabulary.scores.resize(core.tokens.size());
+  if (core.model == TokenModel::Unigram) return;
+  // The order of merges is that of scores if all two tokens that make a third are merged.
+  const auto learned = core.learned_merges();
+  std::unordered_set<int32_t> added;
+  for (const auto& token : core.added) added.insert(token.id);
+  auto splits = std::ranges::count_if(learned, [&](const BytePairs::Merge& merge) { return !added.contains(merge.merged); });
+  for (const auto& [token, id] : core.ids) {
+    if (!added.contains(id)) each_split(token, core.ids, [&](auto, auto) { splits--; });
+  }
+  if (core.takes_whole || splits != 0) refuse_place("its merges are not those of all two tokens that make a third");
+  for (auto merge = learned.rbegin(); merge != learned.rend(); merge++)
+    vocabulary.scores[static_cast<size_t>(merge->merged)] = -static_cast<double>(merge->rank);
+}
+
 }  // namespace
 
 bool adds_bos(std::string_view pre) {
@@ -173,68 +232,6 @@ std::shared_ptr<const TokenizerCore> core_of(const BpeVocabulary& vocabulary, co
   return core_of("the vocabulary", description, rules, std::move(files));
 }
 
-/// Throws ConfigError if a program that only knows the name of the pre-tokenizer, as in a GGUF file, would encode texts differently.
-void TokenizerCore::expect_like(const KnownPreTokenizer& known) const {
-  const auto& steps = normalizer.steps();
-  const auto form = steps.empty() ? std::nullopt : steps.front().form;
-  if (form != known.form || steps.size() != (form ? 1U : 0U)) {
-    const auto* name = steps.empty()                   ? "no normal form"
-                       : !form || steps.size() > 1     ? "other steps than a normal form"
-                       : *form == NormalForm::Composed ? "the normal form NFC"
-                                                       : "the normal form NFD";
-    refuse_place(fmt::format("with its pre-tokenizer {}, the normalizer has {}", known.name, name));
-  }
-  if (takes_whole == known.takes_whole) return;
-  // With and without ignore_merges, a tokenizer differs only for words that are tokens but can't be made by merges.
-  std::vector<int32_t> parts;
-  for (const auto& [token, id] : ids) {
-    if (std::ranges::find(added, id, &AddedToken::id) != added.end()) continue;
-    parts.clear();
-    pairs->encode(bytes[static_cast<size_t>(id)], parts);
-    if (parts.size() != 1)
-      refuse_place(fmt::format("with its pre-tokenizer {}, ignore_merges is {}, and '{}' is a token by that alone", known.name, takes_whole,
-                               printable(token)));
-  }
-}
-
-/// Adds what a GGUF file says of SentencePiece's kinds. Throws ConfigError for all else.
-void TokenizerCore::add_pieces_to(BpeVocabulary& vocabulary) const {
-  vocabulary.model = model == TokenModel::Unigram ? "t5" : "llama";
-  vocabulary.unknown = unknown;
-  vocabulary.spaces.added = false;
-  const std::string spaces = escaped_pattern(" "), no_pattern;
-  for (const auto* each : {&normalizer, &pre}) {
-    for (const auto& step : each->steps()) {
-      const auto& pattern = step.pattern ? step.pattern->text() : no_pattern;
-      const bool merges_spaces = pattern == kSpaces || pattern == kOuterSpaces || pattern == kWhite || pattern == kWhiteEnd;
-      const bool is_plain = pattern.empty() || pattern == spaces || pattern.find(kPieceSpace) != std::string::npos;
-      if (step.form || (!merges_spaces && !is_plain)) refuse_place("its normalizer or pre-tokenizer has steps that SentencePiece has not");
-      if (step.prefix != PreTokenizer::Prefix::Never) vocabulary.spaces.added = true;
-      if (step.charsmap) vocabulary.spaces.charsmap = step.charsmap->table();
-      vocabulary.spaces.merged = vocabulary.spaces.merged || merges_spaces;
-    }
-  }
-  // llama.cpp looks for such tokens before it replaces spaces.
-  for (const auto& token : added) {
-    auto& text = vocabulary.tokens[static_cast<size_t>(token.id)];
-    if (!token.special) text = with_spaces(text);
-  }
-  vocabulary.scores = scores;
-  vocabulary.scores.resize(tokens.size());
-  if (model == TokenModel::Unigram) return;
-  // The order of merges is that of scores if all two tokens that make a third are merged.
-  const auto learned = learned_merges();
-  auto pieces = special;
-  for (const auto& token : added) pieces.insert(token.id);
-  size_t splits = 0;
-  for (const auto& [token, id] : ids) {
-    if (!pieces.contains(id)) each_split(token, ids, [&](auto, auto) { splits++; });
-  }
-  if (takes_whole || splits > learned.size()) refuse_place("its merges are not those of all two tokens that make a third");
-  for (auto merge = learned.rbegin(); merge != learned.rend(); merge++)
-    vocabulary.scores[static_cast<size_t>(merge->merged)] = -static_cast<double>(merge->rank);
-}
-
 BpeVocabulary Tokenizer::vocabulary() const {
   const bool by_bytes = core_->model == TokenModel::BytePairs;
   BpeVocabulary result{
@@ -255,11 +252,11 @@ BpeVocabulary Tokenizer::vocabulary() const {
     const auto* known = find_pre_tokenizer(core_->pre);
     if (known == nullptr)
       throw ConfigError("its pre-tokenizer is not one of those that a GGUF file can name: {}", names_of_pre_tokenizers());
-    core_->expect_like(*known);
+    expect_like(*core_, *known);
     result.merges = core_->merges;
     result.pre = known->name;
   } else {
-    core_->add_pieces_to(result);
+    add_pieces(result, *core_);
   }
   const auto end_of = [](const std::vector<int32_t>& ends) { return ends.empty() ? std::nullopt : std::optional(ends.front()); };
   result.bos = end_of(core_->first);
