@@ -3,7 +3,7 @@
 set(TESSERA_MODELS
   models.h models/* llm/*
   nn/attention* nn/layer_choice* nn/linear* nn/lora* nn/quantize* nn/rms_norm* nn/rotary* nn/row_kernels* nn/swiglu*
-  data/added_tokens* data/byte_pairs* data/character_set* data/pattern* data/pre_tokenizer* data/sentence_* data/text_steps* data/tokenizer* data/uni*
+  data/added_tokens* data/byte_pairs* data/character_set* data/pattern* data/pre_tokenizer* data/sentence_* data/charsmap* data/tokenizer* data/uni*
   data/wordpiece*
   checkpoint/peft* train/apply_adapters*
   # tests of the core with these models

@@ -177,6 +177,12 @@ Pattern::Pattern(const std::string& text) : text_(text) {
   program_ = std::make_unique<const Program>(Program{.steps = steps_of(parse_pattern(text))});
 }
 
+Pattern Pattern::of_text(const std::string& text) {
+  Pattern result(escaped_pattern(text));
+  result.literal_ = text;
+  return result;
+}
+
 Pattern::~Pattern() = default;
 Pattern::Pattern(Pattern&&) noexcept = default;
 Pattern& Pattern::operator=(Pattern&&) noexcept = default;
@@ -200,6 +206,11 @@ bool Pattern::find(std::string_view text, size_t from, Scratch& scratch, Match& 
 }
 
 void Pattern::each_match(std::string_view text, Scratch& scratch, c10::function_ref<void(const Match&)> take) const {
+  if (!literal_.empty()) {
+    for (auto at = text.find(literal_); at != std::string_view::npos; at = text.find(literal_, at + literal_.size()))
+      take({at, at + literal_.size()});
+    return;
+  }
   std::optional<size_t> last_end;
   Match match;
   for (size_t from = 0; from <= text.size() && find(text, from, scratch, match);) {

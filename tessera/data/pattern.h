@@ -20,6 +20,8 @@ class Pattern {
  public:
   /// Throws ConfigError if `text` is not a regular expression, or has something that is not supported, such as backreferences.
   explicit Pattern(const std::string& text);
+  /// The pattern that matches exactly this text.
+  static Pattern of_text(const std::string& text);
   ~Pattern();
   Pattern(Pattern&&) noexcept;
   Pattern& operator=(Pattern&&) noexcept;
@@ -44,7 +46,7 @@ class Pattern {
 
  private:
   struct Program;
-  std::string text_;
+  std::string text_, literal_;  // literal_: what is matched by of_text()
   std::unique_ptr<const Program> program_;
 };
 

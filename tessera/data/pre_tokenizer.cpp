@@ -29,11 +29,8 @@ const auto& all_known() {
   return all;
 }
 
-std::string with_spaces(std::string_view text, std::string_view space) {
-  std::string result;
-  result.reserve(text.size() + text.size() / 2);
-  for (const auto byte : text) byte == ' ' ? result.append(space) : result.append(1, byte);
-  return result;
+bool is_ascii(std::string_view text) {
+  return std::ranges::none_of(text, [](char byte) { return static_cast<uint8_t>(byte) >= 0x80; });
 }
 
 }  // namespace
@@ -43,27 +40,27 @@ void PreTokenizer::cut(size_t step, std::string_view text, Place place, Scratch&
   if (step == steps_.size()) return take(text);
   const auto& each = steps_[step];
   std::string changed;
-  if (!each.space.empty()) text = changed = with_spaces(text, each.space);
-  const bool adds = each.prefix == Prefix::Always || (each.prefix == Prefix::First && place == Place::Begin);
-  const std::string_view space = each.space.empty() ? " " : std::string_view(each.space);
-  if (adds && !text.starts_with(space)) text = changed = fmt::format("{}{}", space, text);
+  if (each.form && !is_ascii(text)) text = changed = to_utf8(normalized_for_tokens(characters_of(text), *each.form));
+  if (each.charsmap) text = changed = (*each.charsmap)(text);
+  const bool may_add = each.prefix != Prefix::Never && (each.prefix != Prefix::IfMissingFirst || place == Place::Begin);
+  if (may_add && (each.prefix == Prefix::Always || !text.starts_with(each.by))) text = changed = fmt::format("{}{}", each.by, text);
+  if (!each.pattern) return cut(step + 1, text, place, scratch, take);
   size_t done = 0;
+  std::string replaced;
   const auto end_piece = [&](size_t end) {
-    cut(step + 1, text.substr(done, end - done), done == 0 ? place : Place::Inside, scratch, take);
+    const auto piece = text.substr(done, end - done);
+    each.behavior == Behavior::Replaced ? static_cast<void>(replaced += piece)
+                                        : cut(step + 1, piece, done == 0 ? place : Place::Inside, scratch, take);
     done = end;
   };
-  const auto take_match = [&](size_t begin, size_t end) {
-    if (each.behavior != Behavior::EndsPiece) end_piece(begin);
-    if (each.behavior == Behavior::Removed) done = end;
-    if (each.behavior == Behavior::Isolated || each.behavior == Behavior::EndsPiece) end_piece(end);
-  };
-  if (each.literal.empty()) {
-    each.pattern.each_match(text, scratch, [&](const Pattern::Match& match) { take_match(match.begin, match.end); });
-  } else {
-    for (auto at = text.find(each.literal); at != std::string_view::npos; at = text.find(each.literal, at + each.literal.size()))
-      take_match(at, at + each.literal.size());
-  }
+  each.pattern->each_match(text, scratch, [&](const Pattern::Match& match) {
+    if (each.behavior != Behavior::EndsPiece) end_piece(match.begin);
+    if (each.behavior == Behavior::Replaced) replaced += each.by;
+    if (each.behavior == Behavior::Replaced || each.behavior == Behavior::Removed) done = match.end;
+    if (each.behavior == Behavior::Isolated || each.behavior == Behavior::EndsPiece) end_piece(match.end);
+  });
   end_piece(text.size());
+  cut(step + 1, replaced, place, scratch, take);
 }
 
 const KnownPreTokenizer* find_pre_tokenizer(std::string_view name) {
@@ -76,7 +73,7 @@ const KnownPreTokenizer* find_pre_tokenizer(std::string_view name) {
 const KnownPreTokenizer* find_pre_tokenizer(const PreTokenizer& pre) {
   for (const auto& known : all_known()) {
     const bool is_same = std::ranges::equal(pre.steps(), known.patterns, [](const PreTokenizer::Step& step, std::string_view pattern) {
-      return step.pattern.text() == pattern && step.behavior == PreTokenizer::Behavior::Isolated && step.space.empty() &&
+      return step.pattern && step.pattern->text() == pattern && step.behavior == PreTokenizer::Behavior::Isolated &&
              step.prefix == PreTokenizer::Prefix::Never;
     });
     if (is_same) return &known;

@@ -1,34 +1,39 @@
-// PreTokenizer: cuts a text into the words that byte pair encoding works on.
+// PreTokenizer: changes a text and cuts it into the words that the model of a tokenizer works on.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tessera/data/charsmap.h"
 #include "tessera/data/pattern.h"
 #include "tessera/data/unicode.h"
 
 namespace tessera::data {
 
-/// Applies steps in order: each one cuts the pieces of the previous step.
+/// Applies steps in order: each one changes or cuts the pieces of the previous step.
 class PreTokenizer {
  public:
-  /// Whether a match of the pattern is a piece, is removed, or begins or ends one. The text between matches always is a piece.
-  enum class Behavior { Isolated, Removed, BeginsPiece, EndsPiece };
-  /// Whether a space is put before a piece that does not begin with one: before all, or before the one with which the text begins.
-  enum class Prefix { Never, First, Always };
+  /// Whether a match of the pattern is a piece, is removed, begins or ends a piece, or is replaced by Step::by without a cut. The text
+  /// between matches always is a piece.
+  enum class Behavior { Isolated, Removed, BeginsPiece, EndsPiece, Replaced };
+  /// Before which texts Step::by is put: none, all, those that do not begin with it, or of these only the one with which the text begins.
+  enum class Prefix { Never, Always, IfMissing, IfMissingFirst };
+  /// A step applies those of the normal form, the table, the prefix and the pattern that are set, in this order.
   struct Step {
-    Pattern pattern;
-    std::string literal = {};  // the text that the pattern matches, if it matches only one
+    std::optional<Pattern> pattern = {};
     Behavior behavior = Behavior::Isolated;
     Prefix prefix = Prefix::Never;
-    std::string space = {};  // what spaces are replaced by, if they are
+    std::string by = {};
+    std::optional<NormalForm> form = {};
+    std::shared_ptr<const Charsmap> charsmap = {};
   };
 
-  explicit PreTokenizer(std::vector<Step> steps) : steps_(std::move(steps)) {}
+  explicit PreTokenizer(std::vector<Step> steps = {}) : steps_(std::move(steps)) {}
 
   using Scratch = Pattern::Scratch;
   /// Whether `text` is the beginning of the whole text.
@@ -38,6 +43,7 @@ class PreTokenizer {
   }
 
   const std::vector<Step>& steps() const { return steps_; }
+  void add(Step step) { steps_.push_back(std::move(step)); }
 
  private:
   void cut(size_t step, std::string_view text, Place place, Scratch& scratch, c10::function_ref<void(std::string_view)> take) const;

@@ -1,14 +1,11 @@
 #include "tessera/data/sentence_piece.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
-#include <map>
 
 #include "tessera/base/error.h"
 #include "tessera/base/input_file.h"
 #include "tessera/base/words.h"
-#include "tessera/data/unigram.h"
 
 namespace tessera::data {
 namespace {
@@ -20,51 +17,59 @@ enum InModel : uint64_t { kPieces = 1, kTrainer = 2, kNormalizer = 3 };
 enum InPiece : uint64_t { kText = 1, kScore = 2, kType = 3 };
 enum InTrainer : uint64_t { kKind = 3, kSuffix = 24, kUnknownId = 40, kBosId = 41, kEosId = 42, kPadId = 43 };
 enum InNormalizer : uint64_t { kTable = 2, kDummyPrefix = 3, kRemoveExtra = 4, kEscape = 5 };
-enum PieceType : uint64_t { kNormalPiece = 1, kUnknownPiece = 2, kControlPiece = 3, kUserPiece = 4 };
+enum PieceType : uint64_t { kUnknownPiece = 2, kControlPiece = 3, kUserPiece = 4 };
 constexpr uint64_t kUnigramKind = 1, kPairsKind = 2;
 
-/// A message of protocol buffers, whose fields are read one after the other.
+/// A message of protocol buffers.
 class Message {
  public:
-  Message(std::string_view bytes, const fs::path& path) : rest_(bytes), path_(path) {}
-
-  uint64_t field = 0, number = 0;  // of the field that next() has read; number is its value unless it is a text
-  std::string_view text;
-
-  bool next() {
-    if (rest_.empty()) return false;
-    const auto tag = varint();
-    field = tag >> 3;
-    switch (tag & 7) {
-      case 0: number = varint(); return true;
-      case 1: return take(8);
-      case 2: return take(varint());
-      case 5: return take(4);
-      default: damaged();
+  /// Throws IoError if it is not whole.
+  Message(std::string_view bytes, const fs::path& path) : rest_(bytes), path_(path) {
+    while (!rest_.empty()) {
+      const auto tag = varint();
+      Field field{.id = tag >> 3};
+      switch (tag & 7) {
+        case 0: field.number = varint(); break;
+        case 1: field.text = take(8); break;
+        case 2: field.text = take(varint()); break;
+        case 5: field.text = take(4); break;
+        default: damaged();
+      }
+      fields.push_back(field);
     }
   }
-  float real() const {
+
+  struct Field {
+    uint64_t id = 0, number = 0;  // the number is the value unless that is a text
+    std::string_view text = {};
+  };
+  std::vector<Field> fields;
+
+  Field last(uint64_t id, uint64_t standard = 0) const {
+    const auto found = std::find_if(fields.rbegin(), fields.rend(), [&](const Field& field) { return field.id == id; });
+    return found == fields.rend() ? Field{.number = standard} : *found;
+  }
+  double real(uint64_t id) const {
     float value = 0;
-    if (text.size() != sizeof value) damaged();
-    std::memcpy(&value, text.data(), sizeof value);
+    const auto text = last(id).text;
+    if (text.size() == sizeof value) std::memcpy(&value, text.data(), sizeof value);
     return value;
   }
 
  private:
   [[noreturn]] void damaged() const {
-    throw IoError("{} is damaged: it is not a whole model of SentencePiece; copy it again, or let transformers make a tokenizer.json", path_);
+    throw IoError("{} is damaged: it is not a whole model of SentencePiece; copy it again", path_);
   }
-  bool take(uint64_t size) {
+  std::string_view take(uint64_t size) {
     if (size > rest_.size()) damaged();
-    text = rest_.substr(0, size);
+    const auto text = rest_.substr(0, size);
     rest_.remove_prefix(size);
-    return true;
+    return text;
   }
   uint64_t varint() {
     uint64_t value = 0;
     for (int shift = 0; shift < 64; shift += 7) {
-      take(1);
-      const auto byte = static_cast<uint8_t>(text[0]);
+      const auto byte = static_cast<uint8_t>(take(1).front());
       value |= uint64_t{byte & 0x7FU} << shift;
       if (byte < 0x80) return value;
     }
@@ -75,102 +80,46 @@ class Message {
   const fs::path& path_;
 };
 
-/// Adds the tokens of the files beside the model.
-void add_named(BpeVocabulary& vocabulary, const nlohmann::json& config, const nlohmann::json& added) {
-  std::map<int64_t, nlohmann::json> named;
-  if (added.is_object()) {
-    for (const auto& [token, id] : added.items()) named[id.get<int64_t>()] = {{"content", token}};
-  }
-  if (config.contains("added_tokens_decoder")) {
-    for (const auto& [id, token] : config.at("added_tokens_decoder").items()) {
-      int64_t number = -1;
-      std::from_chars(id.data(), id.data() + id.size(), number);
-      named[number] = token;
-    }
-  }
-  constexpr int64_t kMost = 1 << 24;
-  for (const auto& [id, token] : named) {
-    if (id < 0 || id > kMost) throw ConfigError("{} can't be the id of an added token", id);
-    const auto number = static_cast<int32_t>(id);
-    if (static_cast<size_t>(id) >= vocabulary.tokens.size()) vocabulary.tokens.resize(static_cast<size_t>(id) + 1);
-    vocabulary.tokens[static_cast<size_t>(id)] = token.at("content").get<std::string>();
-    const auto add = [&](std::vector<int32_t>& to, const char* flag, bool standard) {
-      std::erase(to, number);
-      if (token.value(flag, standard)) to.push_back(number);
-    };
-    add(vocabulary.added, "", true);
-    add(vocabulary.special, "special", true);
-    add(vocabulary.rstrip, "rstrip", false);
-  }
-  vocabulary.scores.resize(vocabulary.tokens.size());
-}
-
 }  // namespace
 
-BpeVocabulary read_sentence_piece(const fs::path& path, const nlohmann::json& config, const nlohmann::json& added) {
+BpeVocabulary read_sentence_piece(const fs::path& path, const nlohmann::json& config) {
   const auto bytes = InputFile(path).read_all();
-  const auto refuse = [&](const std::string& what) {
-    throw ConfigError("{}: {} is not read here; let transformers make a tokenizer.json: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
-                      path, what);
-  };
+  const Message model(bytes, path);
+  const Message trainer(model.last(kTrainer).text, path), normalizer(model.last(kNormalizer).text, path);
+  const auto kind = trainer.last(kKind, kUnigramKind).number;
+  const bool is_llama = kind == kPairsKind;
   // The classes of transformers that keep the ids of the model.
-  auto name = config.value("tokenizer_class", "LlamaTokenizer");
-  for (const std::string_view end : {"Fast", "Tokenizer"}) {
-    if (name.ends_with(end)) name.resize(name.size() - end.size());
-  }
   constexpr std::string_view kKnown[] = {"Llama", "CodeLlama", "Gemma", "T5", "PreTrained"};
-  if (std::ranges::find(kKnown, name) == std::end(kKnown)) refuse("tokenizer_class '" + printable(name) + "Tokenizer', which changes ids,");
-  BpeVocabulary result{.tokens = {}, .merges = {}, .added = {}, .special = {}, .pre = {}};
-  uint64_t kind = kUnigramKind;
-  int32_t unknown = 0, bos = 1, eos = 2, pad = -1;
-  result.spaces.merged = true;
-  for (Message model(bytes, path); model.next();) {
-    Message part(model.text, path);
-    if (model.field == kPieces) {
-      uint64_t type = kNormalPiece;
-      result.tokens.emplace_back();
-      result.scores.push_back(0);
-      while (part.next()) {
-        if (part.field == kText) result.tokens.back() = part.text;
-        if (part.field == kScore) result.scores.back() = part.real();
-        if (part.field == kType) type = part.number;
-      }
-      const auto id = static_cast<int32_t>(result.tokens.size()) - 1;
-      const bool special = type == kControlPiece || type == kUnknownPiece;
-      if (special || type == kUserPiece) result.added.push_back(id);
-      if (special) result.special.push_back(id);
-    } else if (model.field == kTrainer) {
-      while (part.next()) {
-        const auto id = static_cast<int32_t>(part.number);
-        if (part.field == kKind) kind = part.number;
-        if (part.field == kSuffix && part.number != 0) refuse("treat_whitespace_as_suffix");
-        if (part.field == kUnknownId) unknown = id;
-        if (part.field == kBosId) bos = id;
-        if (part.field == kEosId) eos = id;
-        if (part.field == kPadId) pad = id;
-      }
-    } else if (model.field == kNormalizer) {
-      while (part.next()) {
-        if (part.field == kTable) result.spaces.charsmap = part.text;
-        if (part.field == kDummyPrefix) result.spaces.added = part.number != 0;
-        if (part.field == kRemoveExtra) result.spaces.merged = part.number != 0;
-        if (part.field == kEscape && part.number == 0) refuse("escape_whitespaces false");
-      }
-    }
+  const auto name = config.value("tokenizer_class", "LlamaTokenizer");
+  if ((!is_llama && kind != kUnigramKind) || trainer.last(kSuffix).number != 0 || normalizer.last(kEscape, 1).number == 0 ||
+      std::ranges::find(kKnown, name.substr(0, name.find("Tokenizer"))) == std::end(kKnown))
+    throw ConfigError("{}: only BPE and Unigram with spaces before words, and of transformers' classes only those that keep its ids, are read "
+                      "here, not {}: let transformers make a tokenizer.json", path, printable(name));
+  BpeVocabulary result{.tokens = {}, .merges = {}, .added = {}, .special = {}, .pre = {}, .model = is_llama ? "llama" : "t5"};
+  for (const auto& field : model.fields) {
+    if (field.id != kPieces) continue;
+    const Message piece(field.text, path);
+    const auto type = piece.last(kType).number;
+    const auto id = static_cast<int32_t>(result.tokens.size());
+    if (type == kControlPiece || type == kUnknownPiece) result.special.push_back(id);
+    if (type == kControlPiece || type == kUnknownPiece || type == kUserPiece) result.added.push_back(id);
+    result.tokens.emplace_back(piece.last(kText).text);
+    result.scores.push_back(piece.real(kScore));
   }
   if (result.tokens.empty()) throw IoError("{} is damaged: it has no pieces", path);
-  if (kind != kUnigramKind && kind != kPairsKind) refuse("a model of words or characters");
-  result.model = kind == kUnigramKind ? "t5" : "llama";
-  const auto token = [&](int32_t id) { return id >= 0 && static_cast<size_t>(id) < result.tokens.size() ? std::optional(id) : std::nullopt; };
-  result.unknown = token(unknown);
-  result.bos = token(bos);
-  result.eos = token(eos);
-  result.pad = token(pad);
-  const bool is_llama = kind == kPairsKind;
-  const auto adds = [&](const char* key, bool standard) { return config.contains(key) ? config.at(key) == true : standard; };
-  result.add_bos = adds("add_bos_token", is_llama) && result.bos;
-  result.add_eos = adds("add_eos_token", !is_llama) && result.eos;
-  add_named(result, config, added);
+  const auto token = [&](uint64_t field, uint64_t standard) {
+    const auto id = trainer.last(field, standard).number;
+    return id < result.tokens.size() ? std::optional(static_cast<int32_t>(id)) : std::nullopt;
+  };
+  result.unknown = token(kUnknownId, 0);
+  result.bos = token(kBosId, 1);
+  result.eos = token(kEosId, 2);
+  result.pad = token(kPadId, result.tokens.size());
+  result.add_bos = config.value("add_bos_token", is_llama) && result.bos;
+  result.add_eos = config.value("add_eos_token", !is_llama) && result.eos;
+  result.spaces = {.added = normalizer.last(kDummyPrefix, 1).number != 0,
+                   .merged = normalizer.last(kRemoveExtra, 1).number != 0,
+                   .charsmap = std::string(normalizer.last(kTable).text)};
   return result;
 }
 

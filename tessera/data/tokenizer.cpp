@@ -40,15 +40,6 @@ const ByteLetters& byte_letters() {
 
 }  // namespace
 
-bool adds_bos(std::string_view pre) {
-  const auto* known = find_pre_tokenizer(pre);
-  return known != nullptr && known->takes_whole;
-}
-
-void refuse_place(const std::string& part) {
-  throw ConfigError("{}, which has no place there", part);
-}
-
 std::string bytes_of_token(const std::string& token) {
   std::string bytes;
   for (const auto letter : characters_of(token)) {
@@ -63,6 +54,11 @@ std::string letter_of(int byte) {
   return to_utf8(std::u32string_view(&byte_letters().letters[static_cast<size_t>(byte)], 1));
 }
 
+std::string with_spaces(std::string token) {
+  for (auto at = token.find(kPieceSpace); at != std::string::npos; at = token.find(kPieceSpace, at)) token.replace(at, kPieceSpace.size(), " ");
+  return token;
+}
+
 TokenizerCore::Scratch& TokenizerCore::scratch() const {
   static thread_local std::map<uint64_t, Scratch> of_tokenizers;
   const auto found = of_tokenizers.find(number);
@@ -71,31 +67,34 @@ TokenizerCore::Scratch& TokenizerCore::scratch() const {
   return of_tokenizers[number];
 }
 
-/// Builds the tables for encoding from tokens, merges and added tokens.
-void TokenizerCore::complete(const std::string& where) {
+void TokenizerCore::complete() {
   number = ++tokenizers;
+  const bool by_bytes = model == TokenModel::BytePairs;
+  const auto text_of = [&](const std::string& token) { return by_bytes ? bytes_of_token(token) : with_spaces(token); };
   if (takes_whole) {
-    for (const auto& [token, id] : ids) whole.emplace(model == TokenModel::BytePairs ? bytes_of_token(token) : token, id);
+    for (const auto& [token, id] : ids) whole.emplace(by_bytes ? bytes_of_token(token) : token, id);
   }
-  if (model != TokenModel::BytePairs) set_pieces(where);
   for (const auto& token : added) {
-    if (token.id < 0) throw ConfigError("{}: the token '{}' has the id {}", where, printable(token.content), token.id);
+    if (token.special) special.insert(token.id);
+  }
+  if (!by_bytes) set_pieces();
+  for (const auto& token : added) {
     if (static_cast<size_t>(token.id) >= tokens.size()) tokens.resize(static_cast<size_t>(token.id) + 1);
     tokens[static_cast<size_t>(token.id)] = token.content;
     ids[token.content] = token.id;
-    if (token.special) special.insert(token.id);
   }
-  if (model == TokenModel::BytePairs) set_bytes(where);
+  for (const auto& token : tokens) bytes.push_back(text_of(token));
+  if (by_bytes) set_bytes();
   for (const auto* ends : {&first, &last}) {
     for (const auto id : *ends) {
-      if (static_cast<size_t>(id) >= tokens.size())
-        throw ConfigError("{}: a text would begin or end with token {}, which is not there", where, id);
+      if (static_cast<size_t>(id) >= tokens.size()) throw ConfigError("a text would begin or end with token {}, which is not there", id);
     }
   }
   std::vector<AddedToken> before, in;
+  Scratch unused;
   for (auto token : added) {
     // A normalized token is searched for in normalized text.
-    if (token.normalized) token.content = normalized(token.content);
+    if (token.normalized) token.content = normalized(token.content, unused);
     (token.normalized ? in : before).push_back(std::move(token));
   }
   before_form = AddedTokens(std::move(before));
@@ -103,71 +102,63 @@ void TokenizerCore::complete(const std::string& where) {
 }
 
 /// Builds the tables for encoding bytes.
-void TokenizerCore::set_bytes(const std::string& where) {
-  for (const auto& token : tokens) bytes.push_back(bytes_of_token(token));
+void TokenizerCore::set_bytes() {
   std::array<int32_t, 256> of_bytes{};
   for (int byte = 0; byte < 256; byte++) {
     const auto found = ids.find(letter_of(byte));
     if (found == ids.end() && unknown)
-      throw ConfigError("{}: there is no token for the byte {:#04x}, and an unk_token in its place is not read here", where, byte);
+      throw ConfigError("there is no token for the byte {:#04x}, and an unk_token in its place is not read here", byte);
     of_bytes[static_cast<size_t>(byte)] = found == ids.end() ? BytePairs::kLeftOut : found->second;
   }
-  pairs.emplace(std::span<const int32_t, 256>(of_bytes), learned_merges(where));
+  pairs.emplace(std::span<const int32_t, 256>(of_bytes), learned_merges());
+}
+
+/// Builds the tables for encoding characters. Called before added tokens are put beside those of the model.
+void TokenizerCore::set_pieces() {
+  if (unknown == -1 || (model == TokenModel::Unigram && !unknown)) throw ConfigError("the unk_token is not in the vocabulary");
+  // Where no token reaches over the beginning of a run of spaces, words can be encoded one by one, and cached.
+  bool crosses = takes_whole || !ids.contains(kPieceSpace);
+  const auto look = [&](std::string_view token) {
+    while (token.starts_with(kPieceSpace)) token.remove_prefix(kPieceSpace.size());
+    crosses = crosses || token.find(kPieceSpace) != std::string_view::npos;
+  };
+  if (model == TokenModel::Unigram) {
+    unigram.emplace();
+    for (const auto& [token, id] : ids) {
+      const bool is_text = rules == Rules::HuggingFace || (!special.contains(id) && !byte_of_piece(token));
+      if (!is_text || token.empty()) continue;
+      unigram->add(token, id, scores[static_cast<size_t>(id)]);
+      look(token);
+    }
+  } else {
+    std::array<int32_t, 256> none;
+    none.fill(BytePairs::kLeftOut);
+    const auto learned = learned_merges();
+    pairs.emplace(none, learned);
+    for (const auto& merge : learned) look(tokens[static_cast<size_t>(merge.merged)]);
+  }
+  if (!crosses) pre.add({.pattern = Pattern(fmt::format("(?:{})+", kPieceSpace)), .behavior = PreTokenizer::Behavior::BeginsPiece});
 }
 
 /// Returns `merges` as ids.
-std::vector<BytePairs::Merge> TokenizerCore::learned_merges(const std::string& where) const {
+std::vector<BytePairs::Merge> TokenizerCore::learned_merges() const {
   std::vector<BytePairs::Merge> learned;
   learned.reserve(merges.size());
+  uint32_t rank = 0;
   for (const auto& merge : merges) {
     const auto space = merge.find(' ');
     const auto id_of = [&](const std::string& token) {
       const auto found = ids.find(token);
       if (space == std::string::npos || found == ids.end())
-        throw ConfigError("{}: the merge '{}' has tokens that are not in the vocabulary", where, printable(merge));
+        throw ConfigError("the merge '{}' has tokens that are not in the vocabulary", printable(merge));
       return found->second;
     };
     const auto left = merge.substr(0, space), right = space == std::string::npos ? "" : merge.substr(space + 1);
-    learned.push_back({id_of(left), id_of(right), id_of(left + right), static_cast<uint32_t>(learned.size())});
+    const auto merged = id_of(left + right);
+    if (!learned.empty() && (rules == Rules::HuggingFace || learned.back().merged != merged)) rank++;
+    learned.push_back({id_of(left), id_of(right), merged, rank});
   }
   return learned;
-}
-
-/// Throws ConfigError if a program that only knows the name of the pre-tokenizer, as in a GGUF file, would encode texts differently.
-void TokenizerCore::expect_like(const KnownPreTokenizer& known) const {
-  if (form != known.form || normalizer.size() != (form ? 1U : 0U)) {
-    const auto* name = !normalizer.empty() && !form    ? "other steps than a normal form"
-                       : !form                         ? "no normal form"
-                       : *form == NormalForm::Composed ? "the normal form NFC"
-                                                       : "the normal form NFD";
-    refuse_place(fmt::format("with its pre-tokenizer {}, the normalizer has {}", known.name, name));
-  }
-  expect_plain_added();
-  if (takes_whole == known.takes_whole) return;
-  // With and without ignore_merges, a tokenizer differs only for words that are tokens but can't be made by merges.
-  std::vector<int32_t> parts;
-  for (const auto& [token, id] : ids) {
-    if (std::ranges::find(added, id, &AddedToken::id) != added.end()) continue;
-    parts.clear();
-    pairs->encode(bytes[static_cast<size_t>(id)], parts);
-    if (parts.size() != 1)
-      refuse_place(fmt::format("with its pre-tokenizer {}, ignore_merges is {}, and '{}' is a token by that alone", known.name, takes_whole,
-                               printable(token)));
-  }
-}
-
-/// Throws ConfigError for added tokens, and ends of texts, that a GGUF file can't say.
-void TokenizerCore::expect_plain_added() const {
-  const bool by_bytes = model == TokenModel::BytePairs;
-  if (first.size() > 1 || last.size() > 1) refuse_place("texts begin or end with several tokens");
-  for (const auto& token : added) {
-    const auto* flag = token.lstrip                                       ? "lstrip"
-                       : token.rstrip && by_bytes                         ? "rstrip"
-                       : token.single_word                                ? "single_word"
-                       : token.normalized && by_bytes && !normalizer.empty() ? "normalized"
-                                                                          : nullptr;
-    if (flag != nullptr) refuse_place(fmt::format("the added token '{}' has {}", printable(token.content), flag));
-  }
 }
 
 void TokenizerCore::encode_word(std::string_view word, Scratch& scratch, std::vector<int32_t>& to) const {
@@ -183,9 +174,41 @@ void TokenizerCore::encode_word(std::string_view word, Scratch& scratch, std::ve
   scratch.words.add(word, std::span(to).subspan(begin));
 }
 
-std::string TokenizerCore::normalized(std::string_view text) const {
-  std::string result(text);
-  for (const auto& step : normalizer) step(result);
+void TokenizerCore::encode_characters(std::string_view word, std::vector<int32_t>& to) const {
+  const auto add_bytes = [&](std::string_view text) {
+    const auto begin = to.size();
+    for (const auto byte : text) {
+      const auto found = falls_back ? ids.find(piece_of_byte(static_cast<uint8_t>(byte))) : ids.end();
+      if (found != ids.end()) to.push_back(found->second);
+    }
+    const bool has_all = to.size() - begin == text.size();
+    if (!has_all) to.resize(begin);
+    return has_all;
+  };
+  if (model == TokenModel::Unigram) {
+    return unigram->encode(word, to, [&](std::string_view text) {
+      const auto found = ids.find(text);
+      if (found != ids.end() || !add_bytes(text)) to.push_back(found != ids.end() ? found->second : *unknown);
+    });
+  }
+  const auto begin = to.size();
+  bool joins = false;  // whether the token for an unknown character before stands for this one, too
+  for (size_t at = 0; at < word.size();) {
+    const auto character = word.substr(at, length_of_first(word.substr(at)));
+    at += character.size();
+    const auto found = ids.find(character);
+    const bool is_known = found != ids.end();
+    if (is_known) to.push_back(found->second);
+    const bool is_unknown = !is_known && !add_bytes(character);
+    if (is_unknown && unknown && !joins) to.push_back(*unknown);
+    joins = is_unknown && joins_unknown;
+  }
+  pairs->merge(to, begin);
+}
+
+std::string TokenizerCore::normalized(std::string_view text, Scratch& scratch) const {
+  std::string result;
+  normalizer.each_word(text, PreTokenizer::Place::Begin, scratch.pre, [&](std::string_view piece) { result += piece; });
   return result;
 }
 
@@ -195,63 +218,14 @@ void TokenizerCore::encode_plain(std::string_view text, Scratch& scratch, std::v
     if (id >= 0) return to.push_back(id);
     const bool begins = piece.data() == text.data();
     std::string changed;
-    if (!normalizer.empty()) piece = changed = normalized(piece);
+    if (!normalizer.steps().empty()) piece = changed = normalized(piece, scratch);
     in_form.cut(piece, [&](std::string_view part, int32_t inner) {
       if (inner >= 0) return to.push_back(inner);
-      pre->each_word(part, begins && part.data() == piece.data() ? Place::Begin : Place::Inside, scratch.pre,
-                     [&](std::string_view word) { encode_piece(word, scratch, to); });
+      pre.each_word(part, begins && part.data() == piece.data() ? Place::Begin : Place::Inside, scratch.pre,
+                    [&](std::string_view word) { encode_word(word, scratch, to); });
     });
   });
 }
-
-std::shared_ptr<TokenizerCore> core_of(const BpeVocabulary& vocabulary) {
-  auto core = std::make_shared<TokenizerCore>();
-  core->tokens = vocabulary.tokens;
-  core->merges = vocabulary.merges;
-  const std::unordered_set<int32_t> special(vocabulary.special.begin(), vocabulary.special.end());
-  const std::unordered_set<int32_t> rstrip(vocabulary.rstrip.begin(), vocabulary.rstrip.end());
-  const auto expect_there = [&](int32_t id) {
-    if (id < 0 || static_cast<size_t>(id) >= core->tokens.size())
-      throw ConfigError("a vocabulary of {} tokens has no token {}", core->tokens.size(), id);
-  };
-  for (const auto id : vocabulary.added) {
-    expect_there(id);
-    core->added.push_back(
-        {.content = core->tokens[static_cast<size_t>(id)], .id = id, .special = special.contains(id), .rstrip = rstrip.contains(id)});
-  }
-  for (size_t id = 0; id < core->tokens.size(); id++) core->ids.emplace(core->tokens[id], static_cast<int32_t>(id));
-  if (vocabulary.model == "gpt2") {
-    const auto* known = find_pre_tokenizer(vocabulary.pre);
-    if (known == nullptr)
-      throw ConfigError("there is no pre-tokenizer '{}' here; those that are: {}", printable(vocabulary.pre), names_of_pre_tokenizers());
-    std::vector<PreTokenizer::Step> steps;
-    for (const auto& pattern : known->patterns) steps.push_back({.pattern = Pattern(pattern)});
-    core->pre.emplace(std::move(steps));
-    if ((core->form = known->form)) core->normalizer.push_back(normalizing(*core->form));
-    core->takes_whole = known->takes_whole;
-  } else {
-    core->take_pieces(vocabulary);
-  }
-  if (!vocabulary.chat_template.empty()) core->files[kChatTemplateFile] = vocabulary.chat_template;
-  for (const auto& [name, id] : {std::pair("bos_token", vocabulary.bos),
-                                 {"eos_token", vocabulary.eos},
-                                 {"pad_token", vocabulary.pad},
-                                 {"unk_token", vocabulary.unknown}}) {
-    if (!id) continue;
-    expect_there(*id);
-    core->named[name] = core->tokens[static_cast<size_t>(*id)];
-  }
-  const auto end_of = [](std::optional<int32_t> id, const char* name) {
-    if (!id) throw ConfigError("texts begin or end with {}, but the vocabulary does not say which token that is", name);
-    return std::vector{*id};
-  };
-  if (vocabulary.add_bos) core->first = end_of(vocabulary.bos, "bos");
-  if (vocabulary.add_eos) core->last = end_of(vocabulary.eos, "eos");
-  core->complete("the vocabulary");
-  return core;
-}
-
-Tokenizer::Tokenizer(const BpeVocabulary& vocabulary) : core_(core_of(vocabulary)) {}
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, Ends ends) const {
   std::vector<int32_t> tokens;
@@ -269,23 +243,27 @@ void Tokenizer::encode(std::string_view text, std::vector<int32_t>& tokens, Ends
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> tokens, Special special) const {
-  const bool by_pieces = core_->model != TokenModel::BytePairs;
-  const auto& all = by_pieces ? core_->tokens : core_->bytes;
-  std::string bytes;
-  std::vector<std::string> pieces;
+  std::string text, single;  // single: bytes that have tokens of their own
+  const auto end_single = [&] {
+    for (size_t i = invalid_utf8(single) ? single.size() : 0; i > 0; i--) text += "\uFFFD";
+    if (!invalid_utf8(single)) text += single;
+    single.clear();
+  };
   for (const auto token : tokens) {
-    if (token < 0 || static_cast<size_t>(token) >= all.size())
-      throw UsageError("there is no token {}; this tokenizer has {}", token, all.size());
+    if (token < 0 || static_cast<size_t>(token) >= core_->bytes.size())
+      throw UsageError("there is no token {}; this tokenizer has {}", token, core_->bytes.size());
     if (special == Special::LeftOut && core_->special.contains(token)) continue;
-    const auto& each = all[static_cast<size_t>(token)];
-    if (!by_pieces)
-      bytes += each;
-    else if (!each.empty())
-      pieces.push_back(each);
+    const auto& each = core_->bytes[static_cast<size_t>(token)];
+    if (const auto byte = core_->joins_bytes ? byte_of_piece(each) : std::nullopt) {
+      single += static_cast<char>(*byte);
+    } else {
+      end_single();
+      text += each;
+    }
   }
-  for (const auto& step : core_->decoder) step(pieces);
-  for (const auto& piece : pieces) bytes += piece;
-  return invalid_utf8(bytes) ? with_replacements(bytes) : bytes;
+  end_single();
+  if (core_->strips_space && text.starts_with(' ')) text.erase(0, 1);
+  return invalid_utf8(text) ? with_replacements(text) : text;
 }
 
 int64_t Tokenizer::size() const {
@@ -295,35 +273,6 @@ int64_t Tokenizer::size() const {
 std::optional<int32_t> Tokenizer::find(std::string_view token) const {
   const auto found = core_->ids.find(token);
   return found == core_->ids.end() ? std::nullopt : std::optional(found->second);
-}
-
-BpeVocabulary Tokenizer::vocabulary() const {
-  BpeVocabulary result{
-      .tokens = core_->tokens, .merges = {}, .added = {}, .special = {}, .pre = {}, .chat_template = core_->chat_template()};
-  if (core_->model == TokenModel::BytePairs) {
-    const auto* known = find_pre_tokenizer(*core_->pre);
-    if (known == nullptr)
-      throw ConfigError("its pre-tokenizer is not one of those that a GGUF file can name: {}", names_of_pre_tokenizers());
-    core_->expect_like(*known);
-    result.merges = core_->merges;
-    result.pre = known->name;
-  } else {
-    core_->add_pieces_to(result);
-  }
-  for (const auto& token : core_->added) {
-    result.added.push_back(token.id);
-    if (token.special) result.special.push_back(token.id);
-    if (token.rstrip) result.rstrip.push_back(token.id);
-  }
-  if (!core_->first.empty()) {
-    result.bos = core_->first.front();
-    result.add_bos = true;
-  }
-  if (!core_->last.empty()) {
-    result.eos = core_->last.front();
-    result.add_eos = true;
-  }
-  return result;
 }
 
 }  // namespace tessera::data

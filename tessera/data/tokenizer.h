@@ -81,7 +81,6 @@ class Tokenizer {
 
  private:
   explicit Tokenizer(std::shared_ptr<const TokenizerCore> core) : core_(std::move(core)) {}
-  static Tokenizer read_model_file(const std::filesystem::path& path);
 
   std::shared_ptr<const TokenizerCore> core_;
 };

@@ -18,14 +18,13 @@
 #include "tessera/data/added_tokens.h"
 #include "tessera/data/byte_pairs.h"
 #include "tessera/data/pre_tokenizer.h"
-#include "tessera/data/text_steps.h"
 #include "tessera/data/tokenizer.h"
-#include "tessera/data/unicode.h"
 #include "tessera/data/unigram.h"
 
 namespace tessera::data {
 
-inline constexpr auto kChatTemplateFile = "chat_template.jinja";
+inline constexpr auto kTokenizerFile = "tokenizer.json", kTokenizerConfig = "tokenizer_config.json",
+                      kChatTemplateFile = "chat_template.jinja";
 
 /// A cache of the tokens of words. Of two words with the same hash it keeps the last one; long words are not cached. The system allocates
 /// its memory as words are added.
@@ -70,35 +69,37 @@ class KnownWords {
 /// How the tokens of a word are found: byte pair encoding of its bytes (GPT-2), of its characters (SentencePiece), or Unigram.
 enum class TokenModel { BytePairs, CharacterPairs, Unigram };
 
+/// Where Hugging Face's library and SentencePiece differ with the same data, whose tokens a text gets. SentencePiece looks for no control
+/// tokens and bytes in texts, and all merges that make a token are equal.
+enum class Rules { HuggingFace, SentencePiece };
+
+// How normalizers name runs of spaces that are removed or become one.
+inline constexpr auto kSpaces = " {2,}", kOuterSpaces = "\\A +|[ \u2581]+\\z", kWhite = "\\s+", kWhiteBegin = "\\A\\s+",
+                      kWhiteEnd = "(?<!\\s)\\s+\\z";
+
 /// All data of a tokenizer, which does not change once it is made.
 struct TokenizerCore {
-  TokenModel model = TokenModel::BytePairs;
-  std::vector<std::string> tokens, bytes;  // by id: tokens as files write them, and the bytes of each; empty for unused ids
+  TokenModel model = TokenModel::CharacterPairs;
+  Rules rules = Rules::HuggingFace;
+  std::vector<std::string> tokens, bytes;  // by id: tokens as files write them, and the text of each; empty for unused ids
   TokenIds ids;
   std::vector<std::string> merges;
+  std::vector<double> scores;  // by id, of Unigram
   std::vector<AddedToken> added;
   std::unordered_set<int32_t> special;
   AddedTokens before_form, in_form;  // tokens that are searched for in the text (before_form) and in its normal form (in_form)
-  std::vector<TextStep> normalizer;
-  std::optional<NormalForm> form;  // that of the normalizer, if it does nothing else
-  std::optional<PreTokenizer> pre;
+  PreTokenizer normalizer, pre;
   std::optional<BytePairs> pairs;
+  std::optional<Unigram> unigram;
   bool takes_whole = false;                  // whether a word that is a token becomes that token without merges (ignore_merges)
   TokenIds whole;                            // with takes_whole: all tokens by their bytes
-  std::optional<int32_t> unknown;            // the unk_token
-  std::vector<int32_t> first, last;          // the tokens with which texts begin and end
-  std::map<std::string, std::string> named;  // tokens by the names that other programs use, such as eos_token
-  std::map<std::string, std::string> files;  // contents of the other files of the tokenizer, by name
-  // Of SentencePiece's kinds, which have no `bytes`:
-  std::vector<double> scores;                // by id; of CharacterPairs, only if they come from a file of SentencePiece's or llama.cpp's
-  std::optional<Unigram> unigram;
-  std::vector<TokensStep> decoder;
-  std::vector<int32_t> of_bytes;             // the pieces for bytes without another piece; empty if such bytes are unknown
+  std::optional<int32_t> unknown;            // the unk_token; -1 if that is missing in the vocabulary
   bool joins_unknown = false;                // whether a run of unknown characters is one token (fuse_unk)
-  bool cuts_at_spaces = false;               // whether no piece reaches over the beginning of a run of spaces
-  std::string steps = {};                    // the normalizer and all the rest of tokenizer.json, if that was not read
-  PieceSpaces spaces = {};
-  std::string unnamed = {};                  // a step that a GGUF file of SentencePiece's kinds can't say; empty if there is none
+  bool falls_back = false;                   // whether the bytes of unknown characters have tokens, such as <0xE4> (byte_fallback)
+  bool joins_bytes = false;                  // whether decode() makes characters of such tokens
+  bool strips_space = false;                 // whether decode() leaves out a space at the beginning
+  std::vector<int32_t> first, last;          // the tokens with which texts begin and end
+  std::map<std::string, std::string> files;  // contents of the files of the tokenizer, by name
   uint64_t number = 0;                       // a number that no other tokenizer of the process has
 
   /// The memory of a thread for encoding.
@@ -111,29 +112,33 @@ struct TokenizerCore {
   /// The chat template in `files`; empty if there is none.
   std::string chat_template() const;
 
-  void complete(const std::string& where);
-  std::vector<BytePairs::Merge> learned_merges(const std::string& where) const;
-  void set_bytes(const std::string& where);
-  void set_pieces(const std::string& where);
-  void set_byte_pieces();
-  void read_beside(const std::filesystem::path& folder);
-  /// Takes what SentencePiece's kinds need besides ids and added tokens.
-  void take_pieces(const BpeVocabulary& vocabulary);
-  void add_pieces_to(BpeVocabulary& vocabulary) const;
-  std::vector<BytePairs::Merge> merges_of_scores() const;
-  void expect_like(const KnownPreTokenizer& known) const;
-  void expect_plain_added() const;
-  std::string normalized(std::string_view text) const;
+  /// Builds the tables for encoding from tokens, merges and added tokens.
+  void complete();
+  void set_pieces();
+  void set_bytes();
+  std::vector<BytePairs::Merge> learned_merges() const;
+  std::string normalized(std::string_view text, Scratch& scratch) const;
   void encode_plain(std::string_view text, Scratch& scratch, std::vector<int32_t>& to) const;
-  void encode_piece(std::string_view piece, Scratch& scratch, std::vector<int32_t>& to) const;
   void encode_characters(std::string_view word, std::vector<int32_t>& to) const;
   void encode_word(std::string_view word, Scratch& scratch, std::vector<int32_t>& to) const;
 };
 
-std::shared_ptr<TokenizerCore> core_of(const BpeVocabulary& vocabulary);
+/// Returns the tokenizer that tokenizer.json describes. Its errors begin with `where`. The tokenizer has `files`.
+std::shared_ptr<const TokenizerCore> core_of(const std::string& where, const nlohmann::json& description, Rules rules,
+                                             std::map<std::string, std::string> files);
+/// The same with the description of a vocabulary.
+std::shared_ptr<const TokenizerCore> core_of(const BpeVocabulary& vocabulary, const nlohmann::json& description,
+                                             std::map<std::string, std::string> files);
+/// Returns what tokenizer.json says of the vocabulary.
+nlohmann::json description_of(const BpeVocabulary& vocabulary);
 
-/// Throws ConfigError for a part that a GGUF file can't hold.
-[[noreturn]] void refuse_place(const std::string& part);
+/// Returns the text of tokenizer_config.json with these keys besides those that it always has.
+std::string config_with(nlohmann::json keys);
+
+std::string to_base64(std::string_view bytes);
+
+/// The text of a token of SentencePiece's kinds.
+std::string with_spaces(std::string token);
 
 /// How GPT-2 writes a byte: as itself if that can be printed, or as a letter from U+0100 on.
 std::string letter_of(int byte);

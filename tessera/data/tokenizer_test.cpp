@@ -182,9 +182,9 @@ TEST(Tokenizer, ReadsModelsOfSentencePiece) {
   EXPECT_THAT(tokenizer.encode("bc<end>  a"), ElementsAre(4, 10, 5));
   EXPECT_EQ(tokenizer.decode(std::vector{3, 8, 10, 7}), "ab c");
   write_file(folder / "tokenizer_config.json", R"({"tokenizer_class": "XLMRobertaTokenizerFast"})");
-  EXPECT_THAT(message_of<ConfigError>([&] { Tokenizer::read(folder.path()); }), HasSubstr("'XLMRobertaTokenizer', which changes ids"));
+  EXPECT_THAT(message_of<ConfigError>([&] { Tokenizer::read(folder.path()); }), HasSubstr("are read here, not XLMRobertaTokenizerFast"));
   write_file(folder / "tokenizer_config.json", R"({"added_tokens_decoder": {"x": {"content": "y"}}})");
-  EXPECT_THAT(message_of<ConfigError>([&] { Tokenizer::read(folder.path()); }), HasSubstr("can't be the id of an added token"));
+  EXPECT_THAT(message_of<ConfigError>([&] { Tokenizer::read(folder.path()); }), HasSubstr("-1 can't be the id of a token"));
   for (const size_t size : {1, 5, 8, 20, 30, 100}) {
     write_file(folder / "tokenizer.model", model.substr(0, model.size() - size));
     EXPECT_THAT(message_of<IoError>([&] { Tokenizer::read(folder.path()); }), HasSubstr("tokenizer.model is damaged: it is not a whole")) << size;
@@ -205,11 +205,11 @@ TEST(Tokenizer, NamesThePartThatItCantRead) {
       {"/normalizer", {{"type", "Precompiled"}, {"precompiled_charsmap", "AAAA"}}, "normalizer: precompiled_charsmap is damaged: it holds 3"},
       {"/pre_tokenizer", {{"type", "BertPreTokenizer"}}, "pre_tokenizer: 'BertPreTokenizer' is not read here"},
       {"/pre_tokenizer", {{"type", "Digits"}}, "decoder: 'ByteLevel' is not read here"},
-      {"/pre_tokenizer/pretokenizers/0/behavior", "Contiguous", "Split with the behavior Contiguous is not read here"},
+      {"/pre_tokenizer/pretokenizers/0/behavior", "Contiguous", "pre_tokenizer: \"Contiguous\" is not read here"},
       {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "(", "tokenizer.json: pre_tokenizer: the regular expression '(': missing closing"},
       {"/model/type", "WordPiece", "model: 'WordPiece' is not read here"},
       {"/model/end_of_word_suffix", "</w>", "model: end_of_word_suffix \"</w>\" is not read here"},
-      {"/model/byte_fallback", true, "byte_fallback beside the pre-tokenizer ByteLevel is not read here"},
+      {"/model/byte_fallback", true, "model: byte_fallback true is not read here"},
       {"/model/merges/0", "q z", "the merge 'q z' has tokens that are not in the vocabulary"},
       {"/model/vocab", {{"a", 0}}, "the merge 't h' has tokens that are not in the vocabulary"},
       {"/added_tokens/0/id", 4294967297, "added_tokens: 4294967297 can't be the id of a token"},

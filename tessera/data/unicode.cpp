@@ -36,24 +36,6 @@ utf8proc_category_t category_of(char32_t character) {
   return utf8proc_category(static_cast<utf8proc_int32_t>(character));
 }
 
-/// Whether this is a character of Unicode 10 to 16 that normalization would reorder or change, or a mark newer than Unicode 9.
-bool is_newer(char32_t character) {
-  // clang-format off
-  static const CharacterSet newer({
-      {0x7FD, 0x7FD}, {0x897, 0x89F}, {0x8CA, 0x8D3}, {0x9FE, 0x9FE}, {0xAFA, 0xAFF}, {0xB55, 0xB55}, {0xC04, 0xC04}, {0xC3C, 0xC3C},
-      {0xD00, 0xD00}, {0xD3B, 0xD3C}, {0xD81, 0xD81}, {0xEBA, 0xEBA}, {0x1715, 0x1715}, {0x180F, 0x180F}, {0x1ABF, 0x1AFF},
-      {0x1CF7, 0x1CF7}, {0x1DF6, 0x1DFA}, {0x32FF, 0x32FF}, {0xA7F2, 0xA7F4}, {0xA82C, 0xA82C}, {0xA8FF, 0xA8FF}, {0xAB69, 0xAB69},
-      {0x105C0, 0x105FF}, {0x10780, 0x107BA}, {0x10D24, 0x10D27}, {0x10D69, 0x10D6D}, {0x10EAB, 0x10EAC}, {0x10EFC, 0x10EFF},
-      {0x10F46, 0x10F50}, {0x10F82, 0x10F85}, {0x11070, 0x11070}, {0x11073, 0x11074}, {0x110C2, 0x110C2}, {0x11145, 0x11146},
-      {0x111C9, 0x111C9}, {0x111CE, 0x111CF}, {0x11241, 0x11241}, {0x1133B, 0x1133B}, {0x11380, 0x113FF}, {0x1145E, 0x1145E},
-      {0x1182C, 0x1183A}, {0x11930, 0x11943}, {0x119D1, 0x119E4}, {0x11A01, 0x11A99}, {0x11D31, 0x11D97}, {0x11EF3, 0x11EF6},
-      {0x11F41, 0x11F42}, {0x16100, 0x1613F}, {0x16D40, 0x16D7F}, {0x16F4F, 0x16F4F}, {0x16F7F, 0x16F87}, {0x16FE4, 0x16FE4},
-      {0x16FF0, 0x16FF1}, {0x1CF00, 0x1CF46}, {0x1E08F, 0x1E08F}, {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF},
-      {0x1E4EC, 0x1E4EF}, {0x1E5EE, 0x1E5EF}, {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9}});
-  // clang-format on
-  return newer.contains(character);
-}
-
 bool separates(char32_t character) {
   const auto category = category_of(character);
   return category >= UTF8PROC_CATEGORY_ZS && category <= UTF8PROC_CATEGORY_ZP;
@@ -125,9 +107,7 @@ std::string to_utf8(std::u32string_view text) {
 
 std::u32string normalized(std::u32string_view text, NormalForm form) {
   const auto bytes = to_utf8(text);
-  const bool composes = form == NormalForm::Composed || form == NormalForm::CompatibleComposed;
-  const bool compatible = form == NormalForm::CompatibleComposed || form == NormalForm::CompatibleDecomposed;
-  const auto options = UTF8PROC_STABLE | (composes ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) | (compatible ? UTF8PROC_COMPAT : 0);
+  const auto options = UTF8PROC_STABLE | (form == NormalForm::Composed ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE);
   utf8proc_uint8_t* made = nullptr;
   const auto length =
       utf8proc_map(bytes_of(bytes), static_cast<utf8proc_ssize_t>(bytes.size()), &made, static_cast<utf8proc_option_t>(options));
@@ -137,12 +117,21 @@ std::u32string normalized(std::u32string_view text, NormalForm form) {
 }
 
 std::u32string normalized_for_tokens(std::u32string_view text, NormalForm form) {
+  // Characters of Unicode 10 to 16 that normalization would reorder or change.
+  static const CharacterSet newer(
+      {{0x7FD, 0x7FD},     {0x897, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},     {0xC3C, 0xC3C},     {0xD3B, 0xD3C},
+       {0xEBA, 0xEBA},     {0x1715, 0x1715},   {0x1ABF, 0x1AFF},   {0x1DF6, 0x1DFA},   {0xA82C, 0xA82C},   {0x105C0, 0x105FF},
+       {0x10D24, 0x10D27}, {0x10D69, 0x10D6D}, {0x10EAB, 0x10EAC}, {0x10EFC, 0x10EFF}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85},
+       {0x11070, 0x11070}, {0x11241, 0x11241}, {0x1133B, 0x1133B}, {0x11380, 0x113FF}, {0x1145E, 0x1145E}, {0x11839, 0x1183A},
+       {0x11930, 0x11943}, {0x119E0, 0x119E0}, {0x11A34, 0x11A34}, {0x11A47, 0x11A47}, {0x11A99, 0x11A99}, {0x11D42, 0x11D45},
+       {0x11D97, 0x11D97}, {0x11F41, 0x11F42}, {0x16100, 0x1613F}, {0x16D40, 0x16D7F}, {0x16FF0, 0x16FF1}, {0x1E08F, 0x1E08F},
+       {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF}, {0x1E5EE, 0x1E5EF}});
   std::u32string result;
   for (size_t done = 0; done < text.size();) {
     size_t end = done;
-    while (end < text.size() && !is_newer(text[end])) end++;
+    while (end < text.size() && !newer.contains(text[end])) end++;
     if (end > done) result += normalized(text.substr(done, end - done), form);
-    for (; end < text.size() && is_newer(text[end]); end++) result += text[end];
+    for (; end < text.size() && newer.contains(text[end]); end++) result += text[end];
     done = end;
   }
   return result;
@@ -187,11 +176,6 @@ bool is_punctuation(char32_t character) {
 
 bool is_accent(char32_t character) {
   return category_of(character) == UTF8PROC_CATEGORY_MN;
-}
-
-bool is_mark(char32_t character) {
-  const auto category = category_of(character);
-  return category >= UTF8PROC_CATEGORY_MN && category <= UTF8PROC_CATEGORY_ME && !is_newer(character);
 }
 
 bool is_ideograph(char32_t character) {

@@ -25,7 +25,6 @@ std::string to_utf8(std::u32string_view text);
 enum class NormalForm {
   Composed,    // NFC: é is one character
   Decomposed,  // NFD: é is e and an accent
-  CompatibleComposed, CompatibleDecomposed,  // NFKC and NFKD: also ﬁ is fi
 };
 std::u32string normalized(std::u32string_view text, NormalForm form);
 /// Normalizes as Hugging Face's library tokenizers does: characters newer than Unicode 9 stay as and where they are.
@@ -40,7 +39,6 @@ bool is_space(char32_t character);        // separates words; also line breaks a
 bool is_control(char32_t character);      // is invisible and not a space: controls, formats, unassigned characters
 bool is_punctuation(char32_t character);  // also all ASCII characters that are neither letters nor digits nor spaces, such as $ and ^
 bool is_accent(char32_t character);       // is drawn on the character before it and takes no space
-bool is_mark(char32_t character);         // combines with the character before it; one of Unicode 9, for Hugging Face's library
 bool is_ideograph(char32_t character);    // a Chinese character; Chinese is written without spaces
 
 }  // namespace tessera::data

@@ -5,10 +5,11 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "tessera/data/byte_pairs.h"
 
 namespace tessera::data {
 
@@ -21,32 +22,19 @@ std::optional<uint8_t> byte_of_piece(std::string_view piece);
 
 class Unigram {
  public:
-  struct Piece {
-    std::string_view text;
-    int32_t id;
-    double score;
-  };
-  /// Of several pieces with one text the last counts.
-  Unigram(std::vector<Piece> pieces, int32_t unknown);
+  void add(const std::string& piece, int32_t id, double score);
 
   /// Appends the tokens of a word. For runs of unknown characters, calls unknown(characters).
   void encode(std::string_view word, std::vector<int32_t>& tokens, c10::function_ref<void(std::string_view)> unknown) const;
 
  private:
-  static constexpr uint32_t kNone = ~uint32_t{0};
-  struct Edge {
-    uint32_t from = kNone, byte = 0, to = 0;
+  struct Piece {
+    int32_t id;
+    double score;
   };
-  struct Node {
-    int32_t id = -1;  // of the piece that ends here
-    double score = 0;
-  };
-  size_t place_of(uint32_t from, uint8_t byte) const;
-
-  std::vector<Node> nodes_;  // of a trie
-  std::vector<Edge> edges_;  // a hash table with open addressing
-  int32_t unknown_;
-  double unknown_score_;
+  ByText<Piece> pieces_;
+  size_t longest_ = 0;
+  double lowest_ = 0;  // score
 };
 
 }  // namespace tessera::data

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cmath>
 #include <map>
 #include <utility>
@@ -15,6 +14,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/input_file.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/formats/gguf/gguf.h"
 #include "tessera/checkpoint/stored/catalogs.h"
@@ -45,7 +45,6 @@ constexpr std::pair<const char*, int64_t LlamaConfig::*> kSizes[] = {{"context_l
                                                                      {"attention.head_count", &LlamaConfig::num_attention_heads}};
 // The meanings of the numbers in tokenizer.ggml.token_type.
 constexpr int64_t kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6;
-constexpr std::string_view kTokenizers[] = {"gpt2", "llama", "t5"};
 
 /// The divisor of scores in llama.cpp, which knows the largest Gemmas by their number of layers.
 int64_t attention_scalar(const LlamaConfig& config) {
@@ -217,9 +216,8 @@ LlamaConfig config_of(const fs::path& path) {
 }
 
 /// Whether llama.cpp lets the added tokens of a model with this name take the spaces behind them, and the tokens that do not.
-bool is_phi3(std::string name) {
-  std::ranges::transform(name, name.begin(), [](unsigned char letter) { return std::tolower(letter); });
-  return name.find("phi-3") != std::string::npos || name.find("phi3") != std::string::npos;
+bool is_phi3(std::string_view name) {
+  return lower(name).find("phi-3") != std::string::npos || lower(name).find("phi3") != std::string::npos;
 }
 bool keeps_spaces(std::string_view token) {
   return token == "<unk>" || token == "<s>" || token == "<|endoftext|>";
@@ -230,15 +228,11 @@ data::Tokenizer tokenizer_of(const fs::path& path) {
   const auto missing = [&](const char* key) { return ConfigError("{} has no {}", path, key); };
   const auto model = file.text("tokenizer.ggml.model");
   if (!model) throw missing("tokenizer.ggml.model");
-  if (std::ranges::find(kTokenizers, *model) == std::end(kTokenizers))
-    throw ConfigError(
-        "{}: tokenizer.ggml.model: '{}' is not read here, only 'gpt2' (byte-level BPE), and 'llama' and 't5' (SentencePiece's BPE and Unigram)",
-        path.string(), *model);
   const bool is_gpt2 = *model == "gpt2", is_llama = *model == "llama";
   const auto *tokens = file.texts("tokenizer.ggml.tokens"), *merges = file.texts("tokenizer.ggml.merges");
   const auto* scores = file.numbers("tokenizer.ggml.scores");
   if (tokens == nullptr) throw missing("tokenizer.ggml.tokens");
-  if (is_gpt2 ? merges == nullptr : scores == nullptr) throw missing(is_gpt2 ? "tokenizer.ggml.merges" : "tokenizer.ggml.scores");
+  if (is_gpt2 && merges == nullptr) throw missing("tokenizer.ggml.merges");
   const auto pre = is_gpt2 ? file.text("tokenizer.ggml.pre") : "";
   if (!pre) throw missing("tokenizer.ggml.pre");
   const auto flag = [&](const char* key, bool standard) { return file.integer(fmt::format("tokenizer.ggml.{}", key)).value_or(standard) != 0; };
@@ -252,10 +246,9 @@ data::Tokenizer tokenizer_of(const fs::path& path) {
                                  .chat_template = file.text("tokenizer.chat_template").value_or(""),
                                  .model = *model};
   if (!is_gpt2) {
-    vocabulary.scores = *scores;
+    if (scores != nullptr) vocabulary.scores = *scores;
     vocabulary.spaces = {.added = flag("add_space_prefix", is_llama), .merged = flag("remove_extra_whitespaces", false)};
-    if (const auto* table = file.integers("tokenizer.ggml.precompiled_charsmap"))
-      for (const auto byte : *table) vocabulary.spaces.charsmap += static_cast<char>(byte);
+    if (const auto* table = file.integers("tokenizer.ggml.precompiled_charsmap")) vocabulary.spaces.charsmap.assign(table->begin(), table->end());
   }
   if (const auto* types = file.integers("tokenizer.ggml.token_type")) {
     for (size_t id = 0; id < std::min(types->size(), tokens->size()); id++) {
@@ -361,11 +354,8 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, con
     add("scores", {GgufType::F32, std::move(vocabulary.scores)});
     add("add_space_prefix", {GgufType::Bool, static_cast<int64_t>(vocabulary.spaces.added)});
     add("remove_extra_whitespaces", {GgufType::Bool, static_cast<int64_t>(vocabulary.spaces.merged)});
-    if (!vocabulary.spaces.charsmap.empty()) {
-      std::vector<int64_t> table;
-      for (const auto byte : vocabulary.spaces.charsmap) table.push_back(static_cast<uint8_t>(byte));
-      add("precompiled_charsmap", {GgufType::U8, std::move(table)});
-    }
+    const auto& table = vocabulary.spaces.charsmap;
+    if (!table.empty()) add("precompiled_charsmap", {GgufType::U8, std::vector<int64_t>(table.begin(), table.end())});
     if (vocabulary.unknown) add("unknown_token_id", u32(*vocabulary.unknown));
   }
   const auto bos = vocabulary.bos ? std::optional<int64_t>(*vocabulary.bos) : config.bos_token_id;

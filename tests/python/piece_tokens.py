@@ -104,7 +104,7 @@ def unigram(model, **options):
     return Tokenizer(models.Unigram(vocabulary(model), unk_id=0, **options))
 
 
-def families(llama, gemma, t5, bytes_, table):
+def families(llama, gemma, t5, table):
     plain = {"unk_token": "<unk>", "byte_fallback": False}
     turns = [AddedToken("<|user|>", rstrip=True, normalized=False, special=True), AddedToken("<turn>", rstrip=True, normalized=False)]
     users = [AddedToken(token, normalized=False) for token in USER]
@@ -117,10 +117,8 @@ def families(llama, gemma, t5, bytes_, table):
         "phi3": finished(pairs(llama), LLAMA, added=turns),
         "gemma": finished(pairs(gemma), [normalizers.Replace(" ", "\u2581")], pre_tokenizers.Split(" ", "merged_with_previous"), strip=False, added=users),
         "words": finished(pairs(llama, **plain, fuse_unk=True), pre=metaspace("always", True), decoder=decoders.Metaspace()),
-        "single": finished(pairs(llama, **plain, fuse_unk=False), [normalizers.NFKC()], pre_tokenizers.Split(Regex(r"\d"), "merged_with_next")),
         "t5": finished(unigram(t5), [normalizers.Precompiled(table)], pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace("always", True)]), decoder=decoders.Metaspace(), end=True),
         "xlmr": finished(unigram(t5), [normalizers.Precompiled(table), *strip], metaspace("always", True), added=[AddedToken("<mask>", lstrip=True, special=True)], decoder=decoders.Metaspace()),
-        "albert": finished(unigram(bytes_, byte_fallback=True), [normalizers.Replace(Regex("[\ua7cb-\ua7cd\u1c89\U00010d50-\U00010d65]"), ""), normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(), normalizers.NFC()], metaspace("always", False)),
     }
 
 
@@ -139,7 +137,7 @@ if __name__ == "__main__":
         "model_t5": trained("model_t5", model_type="unigram", vocab_size=1200, normalization_rule_name="nmt_nfkc", character_coverage=0.999),
         "model_bytes": trained("model_bytes", model_type="unigram", vocab_size=1500, byte_fallback=True, normalization_rule_name="nmt_nfkc_cf", add_dummy_prefix=False),
     }
-    for name, tokenizer in families(*of_models.values(), table_of("model_t5/tokenizer.model")).items():
+    for name, tokenizer in families(of_models["model_llama"], of_models["model_gemma"], of_models["model_t5"], table_of("model_t5/tokenizer.model")).items():
         os.mkdir(name)
         keep(tokenizer, texts, drawn, name)
     for name, model in of_models.items():
