@@ -222,8 +222,9 @@ struct Run {
     for (size_t i = 0; i < count; i++) {
       const auto begin = out->size();
       const auto flow = in_scope(scope, [&] {
-        scope->variables["loop"] = {{"index", i + 1}, {"index0", i}, {"revindex", count - i}, {"revindex0", count - i - 1},
-                                    {"first", i == 0}, {"last", i + 1 == count}, {"length", count}};
+        scope->variables["loop"] = {
+            {"index", i + 1},         {"index0", i},    {"revindex", count - i}, {"revindex0", count - i - 1}, {"first", i == 0},
+            {"last", i + 1 == count}, {"length", count}};
         if (i > 0) scope->variables["loop"]["previtem"] = all[i - 1];
         if (i + 1 < count) scope->variables["loop"]["nextitem"] = all[i + 1];
         assign(node.kids[0], all[i]);

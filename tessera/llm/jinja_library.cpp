@@ -24,6 +24,10 @@ Value at_path(Value value, const Value& path) {
   return value;
 }
 
+int64_t integer(const Value& value, int64_t otherwise) {
+  return value.is_number() ? value.get<int64_t>() : otherwise;
+}
+
 Value in_lower(const Value& value) {
   return value.is_string() ? Value(data::to_utf8(data::in_lower_case(data::characters_of(value.get<std::string>())))) : value;
 }
@@ -32,7 +36,7 @@ Value in_lower(const Value& value) {
 Value split(const std::string& text, const Value& separator, const Value& times) {
   auto parts = Value::array();
   size_t begin = 0;
-  for (auto left = times.is_number() ? times.get<int64_t>() : -1;; left--) {
+  for (auto left = integer(times, -1);; left--) {
     const auto at = separator.is_string() ? text.find(text_of(separator), begin) : text.find_first_of(" \t\n\r\v\f", begin);
     const auto end = left == 0 ? std::string::npos : at;
     if (separator.is_string() || begin < std::min(end, text.size())) parts.push_back(text.substr(begin, end - begin));
@@ -48,7 +52,7 @@ std::string joined_items(const Value& list, const std::string& between, const Va
 }
 
 std::string indented(const std::string& text, const Value& width, bool first) {
-  const auto indent = width.is_string() ? width.get<std::string>() : std::string(width.is_number_integer() && width >= 0 ? width.get<size_t>() : 4, ' ');
+  const auto indent = width.is_string() ? width.get<std::string>() : std::string(static_cast<uint8_t>(integer(width, 4)), ' ');
   std::string out = first ? indent : "";
   for (size_t i = 0; const auto& line : split(text, "\n", {})) {
     const auto part = text_of(line);
@@ -102,15 +106,12 @@ Value each(std::string_view name, const Value& value, Arguments arguments) {
 /// value[begin:end:step]
 Value slice_of(const Value& value, const Arguments& arguments) {
   const auto list = list_of(value);
-  const auto given = [&](size_t place, int64_t otherwise) {
-    const auto at = arguments.at(place);
-    return at.is_number() ? at.get<int64_t>() : otherwise;
-  };
-  const auto size = static_cast<int64_t>(list.size()), step = given(2, 1), first = step < 0 ? size - 1 : 0, last = step < 0 ? -1 : size;
+  const auto size = static_cast<int64_t>(list.size()), step = integer(arguments.at(2), 1);
+  const auto first = step < 0 ? size - 1 : 0, last = step < 0 ? -1 : size;
   if (step == 0) throw UsageError("a slice has the step 0");
   const auto place = [&](size_t number, int64_t otherwise) {
     if (!arguments.at(number).is_number()) return otherwise;
-    const auto at = given(number, 0);
+    const auto at = integer(arguments.at(number), 0);
     return std::clamp(at < 0 ? at + size : at, std::min(first, last), std::max(first, last));
   };
   const auto end = place(1, last);
@@ -123,10 +124,15 @@ Value arithmetic(std::string_view sign, const Value& left, const Value& right) {
   if (left.is_number() && right.is_number()) {
     const auto one = left.get<double>(), other = right.get<double>(), floor = std::floor(one / other);
     if (other == 0 && is_listed(" / // % ", sign)) throw UsageError("a number is divided by 0");
-    const auto result = sign == "+" ? one + other : sign == "-" ? one - other : sign == "*" ? one * other : sign == "/" ? one / other : sign == "//" ? floor : one - other * floor;
+    const auto result = sign == "+"    ? one + other
+                        : sign == "-"  ? one - other
+                        : sign == "*"  ? one * other
+                        : sign == "/"  ? one / other
+                        : sign == "//" ? floor
+                                       : one - other * floor;
     return sign == "/" || left.is_number_float() || right.is_number_float() ? Value(result) : Value(static_cast<int64_t>(result));
   }
-  if (sign == "*" && left.is_string() && right.is_number_integer() && right >= 0 && right < kLongestRange)
+  if (sign == "*" && left.is_string() && right.is_number_integer() && right >= 0 && right < kLongestRange && text_of(left).size() < 100)
     return joined_items(Value::array_t(right.get<size_t>() + 1, ""), text_of(left));
   if (sign != "+" || left.type() != right.type() || !(left.is_string() || left.is_array()))
     throw UsageError("{} {} {} can't be computed", left.type_name(), sign, right.type_name());
@@ -144,12 +150,10 @@ bool tested(std::string_view name, const Value& value, const Value& other) {
   if (name == "mapping") return value.is_object();
   if (name == "iterable" || name == "sequence") return value.is_string() || value.is_structured() || value.is_discarded();
   if (name == "number") return value.is_number() || value.is_boolean();
-  if (name == "integer") return value.is_number_integer();
   if (name == "boolean") return value.is_boolean();
   if (name == "true" || name == "false") return value == Value(name == "true");
   if (name == "in") return contains(other, value);
-  if (is_listed(" eq equalto sameas ne ", name)) return same(value, other) != (name == "ne");
-  if (name == "even" || name == "odd") return arithmetic("%", value, 2) == Value(name == "odd" ? 1 : 0);
+  if (name == "equalto" || name == "eq") return same(value, other);
   throw UsageError("the test '{}' is not supported", name);
 }
 
@@ -184,12 +188,12 @@ Value filtered(std::string_view name, const Value& value, const Arguments& argum
   if (name == "map" || name.starts_with("select") || name.starts_with("reject")) return each(name, value, arguments);
   if (name == "join" && value.is_string()) return joined_items(list_of(first), text_of(value));
   auto list = list_of(value);
-  if (name == "length" || name == "count") return list.size();
+  if (name == "length") return list.size();
   if (name == "list" || name == "keys") return list;
   if (name == "join") return joined_items(list, text_of(first), arguments.at(1, "attribute"));
   if (name == "sort") return ordered(list, arguments.at(2, "attribute"));
+  if (name == "last") return item_of(list, -1);
   if (name == "min" || name == "first") return item_of(name == "min" ? ordered(list, {}) : list, 0);
-  if (name == "max" || name == "last") return item_of(name == "max" ? ordered(list, {}) : list, -1);
   if (name == "unique") {
     auto found = Value::array();
     for (const auto& item : list) {
@@ -225,12 +229,8 @@ Value called(std::string_view name, const Arguments& arguments) {
   }
   if (name == "raise_exception") throw UsageError("{}", text_of(first));
   if (name == "range") {
-    const auto limit = [&](size_t place, int64_t otherwise) {
-      const auto value = arguments.at(place);
-      return value.is_number_integer() ? value.get<int64_t>() : otherwise;
-    };
     const bool one = arguments.list.size() == 1;
-    const auto begin = one ? 0 : limit(0, 0), end = limit(one ? 0 : 1, 0), step = limit(2, 1);
+    const auto begin = one ? 0 : integer(first, 0), end = integer(arguments.at(one ? 0 : 1), 0), step = integer(arguments.at(2), 1);
     if (step == 0 || (end - begin) / step > kLongestRange) throw UsageError("range() is too long");
     auto list = Value::array();
     for (auto i = begin; step < 0 ? i > end : i < end; i += step) list.push_back(i);

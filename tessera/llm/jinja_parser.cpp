@@ -35,18 +35,10 @@ bool is_letter(char c) {
 std::string unescaped(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); i++) {
-    constexpr std::string_view codes = "ntrbfva\\'\"", characters = "\n\t\r\b\f\v\a\\'\"", wide = "xuU";
-    const auto next = text[i] == '\\' && i + 1 < text.size() ? text[i + 1] : '.';
-    if (const auto code = codes.find(next); code != std::string::npos) {
-      out += characters[code];
-      i++;
-    } else if (const auto kind = wide.find(next); kind != std::string::npos) {
-      const auto value = static_cast<char32_t>(std::strtoul(std::string(text.substr(i + 2, 2U << kind)).c_str(), nullptr, 16));
-      out += data::to_utf8({&value, 1});
-      i += 1 + (2U << kind);
-    } else {
-      out += text[i];
-    }
+    constexpr std::string_view codes = "ntr\\'\"";
+    const auto code = text[i] == '\\' && i + 1 < text.size() ? codes.find(text[i + 1]) : std::string::npos;
+    out += code == std::string::npos ? text[i] : "\n\t\r\\'\""[code];
+    i += code == std::string::npos ? 0 : 1;
   }
   return out;
 }
@@ -96,7 +88,8 @@ class Lexer {
       return depth_ == 0 && text_.substr(at_ + (sign ? 1 : 0), 2) == end;
     };
     for (depth_ = 0; !ends();) {
-      if (at_ >= text_.size()) refuse_template(line_, kind == '#' ? "a comment has no end" : "a tag has no end");
+      if (at_ >= text_.size() && kind == '#') refuse_template(line_, "a comment has no end");
+      if (at_ >= text_.size()) return;
       kind == '#' ? skip(1) : word();
     }
     if (kind != '#') add(Sort::Sign, end);
@@ -134,18 +127,16 @@ class Lexer {
   int line_ = 1, depth_ = 0;
 };
 
-constexpr int kNot = 3, kCompare = 4;
-constexpr std::pair<std::string_view, int> kOperators[] = {
-    {"or", 1}, {"and", 2}, {"==", kCompare}, {"!=", kCompare}, {"<", kCompare}, {">", kCompare}, {"<=", kCompare}, {">=", kCompare}, {"in", kCompare}, {"not", kCompare}, {"+", 5}, {"-", 5}, {"~", 6}, {"*", 7}, {"/", 7}, {"//", 7}, {"%", 7}};
+constexpr std::string_view kOperators[] = {"", " or ", " and ", " ", " == != < > <= >= in not ", " + - ", " ~ ", " * / // % "};
+constexpr size_t kNot = 3, kCompare = 4;
 
 class Parser {
  public:
   explicit Parser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
 
   /// Parses up to a tag with one of these names, and goes over the name.
-  Node body(std::string_view ends) {
+  Node body(std::string_view ends, int begun = 1) {
     Node all{.op = Op::Body};
-    const auto begun = now().line;
     while (!at("the end")) {
       const auto line = now().line;
       if (now().sort == Sort::Text) {
@@ -189,8 +180,9 @@ class Parser {
   static Node constant(Value value) { return {Op::Constant, "", {}, 0, std::move(value)}; }
 
   Node block(std::string_view ends) {
+    const auto begun = now().line;
     expect("%}");
-    return body(ends);
+    return body(ends, begun);
   }
 
   Node statement(const std::string& tag) {
@@ -260,22 +252,19 @@ class Parser {
   }
 
   /// Parses operators that bind more tightly than those of a level.
-  Node operation(int above) {
+  Node operation(size_t above) {
     return deeper([&] {
       auto left = skip("not") ? Node{Op::Apply, "not", {operation(kNot)}} : filters(unary());
-      Node middle;  // b in a < b < c
-      for (;;) {
-        const auto found = std::ranges::find_if(kOperators, [&](const auto& known) { return at(known.first) && known.second > above; });
-        if (found == std::end(kOperators)) return left;
-        const auto [sign, level] = *found;
-        at_++;
+      for (bool compared = false;;) {
+        auto level = now().sort == Sort::Sign || now().sort == Sort::Name ? std::size(kOperators) - 1 : 0;
+        while (level > above && !is_listed(kOperators[level], now().text)) level--;
+        if (level <= above) return left;
+        if (level == kCompare && std::exchange(compared, true)) refuse_here("'and'; a < b < c is not supported");
+        auto sign = tokens_[at_++].text;
         if (sign == "not") expect("in");
-        auto right = operation(level);
         const auto op = sign == "or" ? Op::Or : sign == "and" ? Op::And : Op::Apply;
-        const bool chained = level == kCompare && !middle.kids.empty();
-        Node node{op, sign == "not" ? "not in" : std::string(sign), {chained ? middle.kids[0] : left, right}};
-        left = chained ? Node{Op::And, "", {std::move(left), std::move(node)}} : std::move(node);
-        middle.kids = level == kCompare ? std::vector{std::move(right)} : std::vector<Node>();
+        left = {op, sign == "not" ? "not in" : sign, {std::move(left), operation(level)}};
+        compared = compared && level == kCompare;
       }
     });
   }
@@ -373,11 +362,8 @@ class Parser {
 }  // namespace
 
 Node parsed(std::string_view text) {
-  std::string lines;
-  for (size_t i = 0; i < text.size(); i++) {
-    if (text[i] != '\r') lines += text[i];
-    if (text[i] == '\r' && text.substr(i + 1, 1) != "\n") lines += '\n';
-  }
+  std::string lines(text);
+  std::erase(lines, '\r');
   if (lines.ends_with('\n')) lines.pop_back();
   if (data::invalid_utf8(lines)) throw ConfigError("the chat template is not UTF-8");
   return Parser(Lexer(lines).tokens()).body("");

@@ -25,7 +25,9 @@ std::string repr_of_text(const std::string& text) {
       out += data::to_utf8({&character, 1});
     } else {
       const auto code = static_cast<uint32_t>(character);
-      out += code < 0x100 ? fmt::format("\\x{:02x}", code) : code < 0x10000 ? fmt::format("\\u{:04x}", code) : fmt::format("\\U{:08x}", code);
+      out += code < 0x100     ? fmt::format("\\x{:02x}", code)
+             : code < 0x10000 ? fmt::format("\\u{:04x}", code)
+                              : fmt::format("\\U{:08x}", code);
     }
   }
   return out + quote;
@@ -40,7 +42,8 @@ struct Writer {
     if (value.is_string()) return json ? value.dump(-1, ' ', ascii) : repr_of_text(value.get<std::string>());
     if (!json && value.is_null()) return "None";
     if (!json && value.is_boolean()) return value.get<bool>() ? "True" : "False";
-    if (value.is_binary() || value.is_discarded()) throw UsageError("what is {} can't be written", value.is_binary() ? "a method" : "undefined");
+    if (value.is_binary() || value.is_discarded())
+      throw UsageError("what is {} can't be written", value.is_binary() ? "a method" : "undefined");
     if (value.is_number_float()) {
       auto text = fmt::format("{}", value.get<double>());
       return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;

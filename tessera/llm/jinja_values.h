@@ -15,7 +15,29 @@ constexpr auto kNumber = "\x01";  // a message has its number under this key, wh
 
 /// A statement or an expression.
 struct Node {
-  enum class Op { Text, Out, Body, If, For, Set, Written, Macro, Generation, Break, Continue, Constant, Name, List, Dict, Pair, And, Or, Item, Call, Apply };
+  enum class Op {
+    Text,
+    Out,
+    Body,
+    If,
+    For,
+    Set,
+    Written,
+    Macro,
+    Generation,
+    Break,
+    Continue,
+    Constant,
+    Name,
+    List,
+    Dict,
+    Pair,
+    And,
+    Or,
+    Item,
+    Call,
+    Apply
+  };
 
   Op op = Op::Body;
   std::string text = {};  // of the template, a name, or what is applied: "+", "|trim", "is defined"
