@@ -49,12 +49,6 @@ constexpr std::pair<std::string_view, std::string_view> kNamed[] = {
 {%- if turns|length > 1 or add_generation_prompt %}{{ '### Response:\n' }}{% endif %}
 {% if turns|length > 1 %}{% generation %}{{ turns[1].content }}{% endgeneration %}{% endif %})"}};
 
-/// The text of a special token: a text, or an object with its content.
-void add_token(Json& tokens, const std::string& name, const Json& value) {
-  const auto& content = value.is_object() && value.contains("content") ? value["content"] : value;
-  if (content.is_string()) tokens[name] = content;
-}
-
 /// The special tokens of a model, and its template.
 Json description_of(const fs::path& model) {
   auto found = Json::object();
@@ -75,7 +69,8 @@ Json description_of(const fs::path& model) {
     const auto json = Json::parse(InputFile(file).read_all(), nullptr, /*allow_exceptions=*/false);
     if (!json.is_object()) throw IoError("{} is damaged: it is not a JSON object", file);
     for (const auto& [key, value] : json.items()) {
-      if (key.ends_with("_token")) add_token(found, key, value);
+      const auto text = value.is_object() ? value.value("content", Json()) : value;
+      if (key.ends_with("_token") && text.is_string()) found[key] = text;
     }
     auto text = json.value(kText, Json());
     for (const auto& each : text.is_array() ? text : Json::array()) {
@@ -97,20 +92,18 @@ Json prepared(const Json& messages, bool parts, bool objects) {
     const auto refuse = [&](std::string_view why) { throw UsageError("message {} {}", i + 1, why); };
     auto& message = out[i];
     if (!message.is_object() || !message.contains("role") || !message["role"].is_string()) refuse("has no role");
-    const bool calls = message.contains("tool_calls") && message["tool_calls"].is_array() && !message["tool_calls"].empty();
-    if (!message.contains("content") && !calls) refuse("has no content");
-    if (message.contains("content") && !message["content"].is_string() && !message["content"].is_array() &&
-        !(message["content"].is_null() && calls))
-      refuse(fmt::format("has a content that is {}, and not text", message["content"].type_name()));
-    if (message.contains("content") && message["content"].is_array()) {
-      std::string text;
-      for (const auto& part : message["content"]) {
-        if (!part.is_object() || part.value("type", Json("text")) != "text" || !part.value("text", Json()).is_string())
-          refuse("has a part of its content that is not a text: " + printable(part.dump()).substr(0, 80));
-        text += part["text"].get_ref<const std::string&>();
-      }
-      if (!parts) message["content"] = text;
+    const bool calls = message.value("tool_calls", Json()).is_array() && !message["tool_calls"].empty();
+    const auto content = message.value("content", Json());
+    if (content.is_null() && !calls) refuse("has no content");
+    if (!content.is_string() && !content.is_array() && !content.is_null())
+      refuse(fmt::format("has a content that is {}, and not text", content.type_name()));
+    std::string text;
+    for (const auto& part : content.is_array() ? content : Json::array()) {
+      if (!part.is_object() || part.value("type", Json("text")) != "text" || !part.value("text", Json()).is_string())
+        refuse("has a part of its content that is not a text: " + printable(part.dump()).substr(0, 80));
+      text += part["text"].get_ref<const std::string&>();
     }
+    if (content.is_array() && !parts) message["content"] = text;
     if (!calls || !objects) continue;
     for (auto& call : message["tool_calls"]) {
       auto& function = call.is_object() && call.contains("function") ? call["function"] : call;
@@ -120,10 +113,6 @@ Json prepared(const Json& messages, bool parts, bool objects) {
     }
   }
   return out;
-}
-
-size_t without_blanks(std::string_view text) {
-  return text.find_last_not_of(" \t\r\n") + 1;
 }
 
 }  // namespace
@@ -142,7 +131,21 @@ struct ChatTemplate::Inside {
   }
 
   const std::string& text() const { return description[kText].get_ref<const std::string&>(); }
-  jinja::Rendered rendered(const Json& messages, const Json* tools, bool prompt) const;
+  jinja::Rendered rendered(const Json& messages, const Json* tools, bool prompt) const {
+    auto variables = description;
+    variables["tools"] = tools == nullptr || tools->empty() ? Json() : *tools;
+    variables["documents"] = nullptr;
+    variables["add_generation_prompt"] = prompt;
+    variables["messages"] = prepared(messages, reads_parts, true);
+    try {
+      return chat.render(variables);
+    } catch (const UsageError&) {
+      auto others = prepared(messages, reads_parts, false);  // some templates take arguments of tools only as texts
+      if (others == variables["messages"]) throw;
+      variables["messages"] = std::move(others);
+      return chat.render(variables);
+    }
+  }
   std::vector<jinja::Range> answers(const Json& messages, const Json* tools, const jinja::Rendered& whole, size_t from) const;
 
   Json description;
@@ -161,42 +164,22 @@ ChatTemplate ChatTemplate::named(std::string_view name) {
 }
 
 std::optional<ChatTemplate> ChatTemplate::found_in(const fs::path& model) {
-  auto found = description_of(model);
-  if (!found.value(kText, Json()).is_string()) return {};
-  try {
-    return ChatTemplate(std::make_shared<Inside>(std::move(found)));
-  } catch (const ConfigError&) {
-    std::rethrow_exception(with_context(model.string() + ": "));
-  }
+  return made(model, model);
 }
 
 ChatTemplate ChatTemplate::of(const fs::path& model, const fs::path& file) {
-  if (file.empty()) {
-    if (auto found = found_in(model)) return *std::move(found);
-    throw ConfigError("{} has no chat template; choose chatml, llama3 or alpaca, or give a file .jinja", model);
-  }
+  if (auto found = made(model, file.empty() ? model : file)) return *std::move(found);
+  throw ConfigError("{} has no chat template; choose chatml, llama3 or alpaca, or give a file .jinja", model);
+}
+
+std::optional<ChatTemplate> ChatTemplate::made(const fs::path& model, const fs::path& from) {
   auto described = description_of(model);
-  described[kText] = InputFile(file).read_all();
+  if (from != model) described[kText] = InputFile(from).read_all();
+  if (!described.value(kText, Json()).is_string()) return {};
   try {
     return ChatTemplate(std::make_shared<Inside>(std::move(described)));
   } catch (const ConfigError&) {
-    std::rethrow_exception(with_context(file.string() + ": "));
-  }
-}
-
-jinja::Rendered ChatTemplate::Inside::rendered(const Json& messages, const Json* tools, bool prompt) const {
-  auto variables = description;
-  variables["tools"] = tools == nullptr || tools->empty() ? Json() : *tools;
-  variables["documents"] = nullptr;
-  variables["add_generation_prompt"] = prompt;
-  variables["messages"] = prepared(messages, reads_parts, true);
-  try {
-    return chat.render(variables);
-  } catch (const UsageError&) {
-    auto others = prepared(messages, reads_parts, false);  // some templates take arguments of tools only as texts
-    if (others == variables["messages"]) throw;
-    variables["messages"] = std::move(others);
-    return chat.render(variables);
+    std::rethrow_exception(with_context(from.string() + ": "));
   }
 }
 
@@ -207,26 +190,25 @@ std::string ChatTemplate::prompt(const Json& messages, const Json* tools) const 
 std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, const Json* tools, const jinja::Rendered& whole,
                                                         size_t from) const {
   std::vector<jinja::Range> found;
-  const auto is_answer = [&](size_t i) { return messages[i]["role"] == "assistant"; };
-  size_t first = 0;
-  while (first < messages.size() && !is_answer(first)) first++;
+  const auto is_answer = [](const Json& message) { return message["role"] == "assistant"; };
+  const auto answer = std::find_if(messages.begin(), messages.end(), is_answer);
+  const auto first = static_cast<size_t>(answer - messages.begin());
   // What the template writes as the beginning of any answer. Some templates write it after the last message even if not asked to.
   const std::string_view text = whole.text;
-  const Json before =
-      first == 0 || first == messages.size() ? messages : Json(Json::array_t(messages.begin(), messages.begin() + std::ptrdiff_t(first)));
+  const bool within = first > 0 && first < messages.size();
+  const Json before = within ? Json(Json::array_t(messages.begin(), answer)) : messages;
   const auto open = rendered(before, tools, true).text, closed = rendered(before, tools, false).text;
-  const bool begun = first > 0 && first < messages.size() && !whole.turns[first].empty() &&
-                     open.starts_with(text.substr(0, whole.turns[first].front().begin));
-  auto head = std::string_view(open).substr(begun ? whole.turns[first].front().begin
-                                                  : static_cast<size_t>(std::ranges::mismatch(open, closed).in1 - open.begin()));
+  const auto turn = within && !whole.turns[first].empty() ? whole.turns[first].front() : jinja::Range{};
+  const bool begun = turn.end > 0 && open.starts_with(text.substr(0, turn.begin));
+  auto head =
+      std::string_view(open).substr(begun ? turn.begin : static_cast<size_t>(std::ranges::mismatch(open, closed).in1 - open.begin()));
   /// How much of a turn is this beginning: all of it, or whole marks and lines of it, such as those before an open <think>.
-  const auto begins = [&](std::string_view turn) {
-    if (const auto at = turn.find(head); at != std::string::npos) return at + head.size();
-    const auto common = turn.substr(0, static_cast<size_t>(std::ranges::mismatch(turn, head).in1 - turn.begin()));
+  const auto begins = [&](std::string_view written) {
+    if (const auto at = written.find(head); at != std::string::npos) return at + head.size();
+    const auto common = written.substr(0, static_cast<size_t>(std::ranges::mismatch(written, head).in1 - written.begin()));
     return common.find_last_of(">]\n ") + 1;
   };
-  if (begun && open == closed && begins(text.substr(0, whole.turns[first].front().end).substr(whole.turns[first].front().begin)) == 0)
-    head = {};  // it is the end of any text
+  if (begun && open == closed && begins(text.substr(turn.begin, turn.end - turn.begin)) == 0) head = {};  // it is the end of any text
   size_t end = 0;
   for (size_t i = 0; i < messages.size(); i++) {
     const auto& turns = whole.turns[i];
@@ -235,11 +217,11 @@ std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, co
       throw UsageError(
           "the chat template writes message {} in several places, so its answers can't be told; put them into {{% generation %}}", i + 1);
     end = turns.front().end;
-    if (!is_answer(i) || i < from) continue;
+    if (!is_answer(messages[i]) || i < from) continue;
     auto [begin, last] = turns.front();
     if (i + 1 == messages.size() && (head.empty() || text.find(head, last) == std::string::npos)) last = text.size();
     begin += begins(text.substr(begin, last - begin));
-    found.push_back({begin, std::max(begin, begin + without_blanks(text.substr(begin, last - begin)))});
+    found.push_back({begin, begin + text.substr(begin, last - begin).find_last_not_of(" \t\r\n") + 1});
   }
   if (end == 0)
     throw UsageError(

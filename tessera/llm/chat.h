@@ -46,6 +46,7 @@ class ChatTemplate {
 
  private:
   struct Inside;
+  static std::optional<ChatTemplate> made(const std::filesystem::path& model, const std::filesystem::path& from);
   explicit ChatTemplate(std::shared_ptr<const Inside> inside) : inside_(std::move(inside)) {}
 
   std::shared_ptr<const Inside> inside_;

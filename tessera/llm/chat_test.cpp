@@ -122,10 +122,10 @@ TEST(Chat, ErrorsNameTheLine) {
   for (const auto& [text, why] : wrong) EXPECT_THAT(message_of<ConfigError>([&] { template_of(text); }), HasSubstr(why)) << text;
   const std::pair<const char*, const char*> failing[] = {{"\n{{ nothing.at }}", "line 2: 'nothing' is undefined"},
                                                          {"{{ raise_exception('roles must alternate') }}", "line 1: roles must alternate"},
-                                                         {"{{ 'a' + 1 }}", "a text + a number can't be computed"},
-                                                         {"{{ 'a' | wordwrap }}", "the filter 'wordwrap' is not supported"},
+                                                         {"{{ 'a' + 1 }}", "string + number can't be computed"},
+                                                         {"{{ 'a' | wordwrap }}", "the filter or method 'wordwrap' is not supported"},
                                                          {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "f() calls itself too often"},
-                                                         {"{{ messages.append(1) }}", "'append', which is undefined, is called"},
+                                                         {"{{ messages.append(1) }}", "'append' is not a method of array"},
                                                          {"{{ range(1000000) }}", "range() is too long"}};
   for (const auto& [text, why] : failing)
     EXPECT_THAT(message_of<UsageError>([&] { template_of(text).prompt(messages_of({{"user", "q"}})); }), HasSubstr(why)) << text;

@@ -1,5 +1,3 @@
-#include "tessera/llm/jinja_parser.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,403 +6,367 @@
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
 #include "tessera/data/unicode.h"
+#include "tessera/llm/jinja_values.h"
 
 namespace tessera::llm::jinja {
 namespace {
 
+using Op = Node::Op;
 constexpr int kDeepest = 200;  // tags and brackets in each other
 
-bool is_letter(char c) {
-  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
-}
+enum class Sort { Text, Quoted, Number, Name, Sign };
+
+struct Token {
+  Sort sort;
+  std::string text;
+  int line;
+};
+
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
+bool is_letter(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+}
+[[noreturn]] void refuse_template(int line, std::string_view why) {
+  throw ConfigError("the chat template, line {}: {}", line, why);
+}
+
+std::string unescaped(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); i++) {
+    constexpr std::string_view codes = "ntr\\'\"";
+    const auto code = text[i] == '\\' && i + 1 < text.size() ? codes.find(text[i + 1]) : std::string::npos;
+    out += code == std::string::npos ? text[i] : "\n\t\r\\'\""[code];
+    i += code == std::string::npos ? 0 : 1;
+  }
+  return out;
+}
+
+/// Cuts a template into its texts and the words and signs of its tags.
+class Lexer {
+ public:
+  explicit Lexer(std::string_view text) : text_(text) {}
+
+  std::vector<Token> tokens() {
+    while (at_ < text_.size()) {
+      const auto open = std::min({text_.find("{{", at_), text_.find("{%", at_), text_.find("{#", at_), text_.size()});
+      auto text = text_.substr(at_, open - at_);
+      const auto line = at_ + text.rfind('\n') + 1;  // where the last line begins
+      const char kind = at(open - at_ + 1), sign = at(open - at_ + 2);
+      if (sign == '-') {
+        text = stripped(text, "rstrip");
+      } else if (sign != '+' && (kind == '%' || kind == '#') && (line == 0 || text_[line - 1] == '\n') &&
+                 stripped(text_.substr(line, open - line)).empty()) {
+        text = text.substr(0, line - at_);
+      }
+      if (!text.empty()) add(Sort::Text, std::string(text));
+      skip(open - at_);
+      if (kind != '\0') tag(kind, sign == '-' || sign == '+' ? 3 : 2);
+    }
+    add(Sort::Sign, "the end");
+    return std::move(tokens_);
+  }
+
+ private:
+  char at(size_t ahead) const { return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0'; }
+  void add(Sort sort, std::string text) { tokens_.push_back({sort, std::move(text), line_}); }
+  void skip(size_t size) {
+    line_ += static_cast<int>(std::ranges::count(text_.substr(at_, size), '\n'));
+    at_ += size;
+  }
+  void skip_blanks() { skip(text_.size() - at_ - stripped(text_.substr(at_), "lstrip").size()); }
+
+  /// Reads a tag, with the blanks after it that belong to it.
+  void tag(char kind, size_t begin) {
+    const std::string end = kind == '{' ? "}}" : kind == '%' ? "%}" : "#}";
+    if (kind != '#') add(Sort::Sign, std::string(text_.substr(at_, 2)));
+    skip(begin);
+    const auto ends = [&] {
+      if (kind != '#') skip_blanks();
+      const bool sign = at(0) == '-' || (at(0) == '+' && kind != '{');
+      return depth_ == 0 && text_.substr(at_ + (sign ? 1 : 0), 2) == end;
+    };
+    for (depth_ = 0; !ends();) {
+      if (at_ >= text_.size() && kind == '#') refuse_template(line_, "a comment has no end");
+      if (at_ >= text_.size()) return;
+      kind == '#' ? skip(1) : word();
+    }
+    if (kind != '#') add(Sort::Sign, end);
+    const char sign = at(0);
+    skip(sign == '-' || sign == '+' ? 3 : 2);
+    if (sign == '-') {
+      skip_blanks();
+    } else if (sign != '+' && kind != '{' && at(0) == '\n') {
+      skip(1);
+    }
+  }
+
+  void word() {
+    const char first = at(0);
+    const bool is_number = is_digit(first);
+    size_t size = 1;
+    if (is_letter(first)) {
+      while (is_letter(at(size)) || (is_number && at(size) == '.' && is_digit(at(size + 1)))) size++;
+      add(is_number ? Sort::Number : Sort::Name, std::string(text_.substr(at_, size)));
+    } else if (first == '\'' || first == '"') {
+      while (at(size) != first && at(size) != '\0') size += at(size) == '\\' ? 2 : 1;
+      if (at(size) == '\0') refuse_template(line_, "a text has no end");
+      add(Sort::Quoted, unescaped(text_.substr(at_ + 1, size++ - 1)));
+    } else {
+      if (is_listed(" == != <= >= // ", text_.substr(at_, 2))) size = 2;
+      depth_ += is_listed(" ( [ { ", {&first, 1}) ? 1 : is_listed(" ) ] } ", {&first, 1}) ? -1 : 0;
+      add(Sort::Sign, std::string(text_.substr(at_, size)));
+    }
+    skip(size);
+  }
+
+  std::string_view text_;
+  std::vector<Token> tokens_ = {};
+  size_t at_ = 0;
+  int line_ = 1, depth_ = 0;
+};
+
+constexpr std::string_view kOperators[] = {"", " or ", " and ", " ", " == != < > <= >= in not ", " + - ", " ~ ", " * / // % "};
+constexpr size_t kNot = 3, kCompare = 4;
 
 class Parser {
  public:
-  explicit Parser(std::string text) : text_(std::move(text)) {}
+  explicit Parser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
 
   /// Parses up to a tag with one of these names, and goes over the name.
   Node body(std::string_view ends, int begun = 1) {
-    Node all{.op = "body", .line = begun};
-    if (++depth_ > kDeepest) refuse("it has too many tags or brackets in each other");
-    while (data(all)) {
-      const auto begin = line();
-      if (kind_ == '{') {
-        all.kids.push_back({"out", "", {tuple()}, begin});
+    Node all{.op = Op::Body};
+    while (!at("the end")) {
+      const auto line = now().line;
+      if (now().sort == Sort::Text) {
+        all.kids.push_back({Op::Text, tokens_[at_++].text});
+      } else if (skip("{{")) {
+        all.kids.push_back({Op::Out, "", {tuple()}, line});
+        expect("}}");
       } else {
-        const auto tag = word();
-        if (is_listed(ends, end_ = tag)) return depth_--, all;
-        all.kids.push_back(statement(tag));
-        all.kids.back().line = begin;
+        expect("{%");
+        const auto tag = name();
+        if (is_listed(ends, end_ = tag)) return all;
+        all.kids.push_back(deeper([&] { return statement(tag); }));
+        all.kids.back().line = line;
+        expect("%}");
       }
-      close(kind_ == '{' ? "}}" : "%}");
     }
-    if (!ends.empty()) refuse_at(all.line, fmt::format("a tag has no '{}'", stripped(ends.substr(ends.rfind(" e")), Sides::Both)));
+    if (!ends.empty()) refuse_template(begun, fmt::format("a tag has no '{}'", stripped(ends.substr(ends.rfind(" e")))));
     return all;
   }
 
  private:
-  int line() const {
-    return 1 + static_cast<int>(std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(std::min(at_, text_.size())), '\n'));
-  }
-  [[noreturn]] static void refuse_at(int line, std::string_view why) { throw ConfigError("the chat template, line {}: {}", line, why); }
-  [[noreturn]] void refuse(std::string_view why) const { refuse_at(line(), why); }
+  const Token& now() const { return tokens_[at_]; }
+  bool at(std::string_view text) const { return (now().sort == Sort::Sign || now().sort == Sort::Name) && now().text == text; }
+  bool skip(std::string_view text) { return at(text) ? at_++, true : false; }
   [[noreturn]] void refuse_here(std::string_view wanted) const {
-    refuse(fmt::format("there is '{}' in place of {}", printable(text_.substr(at_, 8)), wanted));
+    refuse_template(now().line, fmt::format("there is '{}' in place of {}", printable(now().text), wanted));
   }
-
-  // Texts and the borders of tags
-
-  char now(size_t ahead = 0) const { return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0'; }
-  bool is(std::string_view what, size_t ahead = 0) const {
-    return text_.compare(std::min(at_ + ahead, text_.size()), what.size(), what) == 0;
+  void expect(std::string_view text) {
+    if (!skip(text)) refuse_here(fmt::format("'{}'", text));
   }
-  void skip_blanks() { at_ = text_.size() - stripped(std::string_view(text_).substr(at_), Sides::Left).size(); }
-
-  /// Appends the text up to the next tag, and goes over its beginning. False at the end of the template.
-  bool data(Node& all) {
-    for (;;) {
-      auto begin = at_;
-      while ((begin = text_.find('{', begin)) < text_.size() && !is_listed(" { % # ", text_.substr(begin + 1, 1))) begin++;
-      begin = std::min(begin, text_.size());
-      kind_ = begin < text_.size() ? text_[begin + 1] : '\0';
-      const char sign = begin + 2 < text_.size() ? text_[begin + 2] : '\0';
-      auto text = std::string_view(text_).substr(at_, begin - at_);
-      const auto last = text.rfind('\n') + 1;
-      if (sign == '-') {
-        text = stripped(text, Sides::Right);
-      } else if (sign != '+' && (kind_ == '%' || kind_ == '#') && (last > 0 || new_line_) &&
-                 stripped(text.substr(last), Sides::Left).empty()) {
-        text = text.substr(0, last);
-      }
-      if (!text.empty()) all.kids.push_back({"text", std::string(text)});
-      at_ = begin + (kind_ == '\0' ? 0 : sign == '-' || sign == '+' ? 3 : 2);
-      if (kind_ != '#') return kind_ != '\0';
-      at_ = text_.find("#}", at_);
-      if (at_ == std::string::npos) refuse("a comment has no end");
-      at_--;
-      if (now() != '-' && now() != '+') at_++;
-      close("#}");
-    }
+  std::string name() {
+    if (now().sort != Sort::Name) refuse_here("a name");
+    return tokens_[at_++].text;
   }
-
-  /// Goes over the end of a tag, and the blanks that belong to it.
-  void close(std::string_view end) {
-    if (end != "#}") skip_blanks();
-    const char sign = is(end) ? '\0' : now();
-    if (sign != '\0' && !((sign == '-' || (sign == '+' && end != "}}")) && is(end, 1))) refuse_here(fmt::format("'{}'", end));
-    if (at_ >= text_.size()) refuse("a tag has no end");
-    at_ += sign == '\0' ? 2 : 3;
-    if (sign == '-') skip_blanks();
-    if (sign == '\0' && end != "}}" && now() == '\n') at_++;
-    new_line_ = text_[at_ - 1] == '\n';
+  Node deeper(const auto& parse) {
+    if (++depth_ > kDeepest) refuse_template(now().line, "it has too many tags or brackets in each other");
+    auto node = parse();
+    depth_--;
+    return node;
   }
-
-  // Words and signs in tags
-
-  bool skip(std::string_view what) {
-    skip_blanks();
-    if (!is(what) || (is_letter(what.back()) && is_letter(now(what.size())))) return false;
-    if ((what == "-" || what == "+" || what == "%") && (is("}", 1) || is("%}", 1))) return false;  // the end of a tag
-    if (what == "=" && is("=", 1)) return false;
-    at_ += what.size();
-    return true;
-  }
-  void expect(std::string_view what) {
-    if (!skip(what)) refuse_here(fmt::format("'{}'", what));
-  }
-  std::string word() {
-    skip_blanks();
-    const auto begin = at_;
-    while (is_letter(now())) at_++;
-    if (begin == at_ || is_digit(text_[begin])) refuse_here("a name");
-    return text_.substr(begin, at_ - begin);
-  }
-  std::string peek() {
-    skip_blanks();
-    size_t size = 0;
-    while (is_letter(now(size))) size++;
-    return text_.substr(at_, size);
-  }
-
-  // Statements
+  static Node constant(Value value) { return {Op::Constant, "", {}, 0, std::move(value)}; }
 
   Node block(std::string_view ends) {
-    const auto begun = line();
-    close("%}");
+    const auto begun = now().line;
+    expect("%}");
     return body(ends, begun);
   }
 
   Node statement(const std::string& tag) {
     if (tag == "if") {
-      Node all{"choose", "", {expression()}};
+      Node all{Op::If, "", {expression()}};
       all.kids.push_back(block(" elif else endif "));
-      if (end_ == "elif") all.kids.push_back(statement("if"));
-      if (end_ == "else") all.kids.push_back(block(" endif "));
+      if (end_ == "elif") {
+        all.kids.push_back(deeper([&] { return statement("if"); }));
+      } else if (end_ == "else") {
+        all.kids.push_back(block(" endif "));
+      }
       return all;
     }
     if (tag == "for") {
-      Node all{"for", "", {target()}};
+      Node all{Op::For, "", {target()}};
       expect("in");
-      all.kids.push_back(binary(0));
-      auto wanted = skip("if") ? expression() : Node{"const", "", {}, 0, true};
-      all.kids.push_back(std::move(wanted));
+      all.kids.push_back(operation(0));
+      all.kids.push_back(skip("if") ? expression() : constant(true));
       all.kids.push_back(block(" else endfor "));
-      all.kids.push_back(end_ == "else" ? block(" endfor ") : Node{"body"});
+      all.kids.push_back(end_ == "else" ? block(" endfor ") : Node{Op::Body});
       return all;
     }
     if (tag == "set") {
       auto names = target();
-      if (skip("=")) return {"set", "", {std::move(names), tuple()}};
-      return {"set", "", {std::move(names), {"written", "", {block(" endset ")}}}};
+      auto value = skip("=") ? tuple() : Node{Op::Written, "", {block(" endset ")}};
+      return {Op::Set, "", {std::move(names), std::move(value)}};
     }
     if (tag == "macro") {
-      Node all{"macro", word()};
+      Node all{Op::Macro, name()};
       expect("(");
-      while (!skip(")")) {
-        all.kids.push_back({"parameter", word()});
-        if (skip("=")) all.kids.back().kids.push_back(expression());
-        if (!is(")")) expect(",");
-      }
+      all = items(std::move(all), ")");
       all.kids.push_back(block(" endmacro "));
       return all;
     }
-    if (tag == "generation") return {"generation", "", {block(" endgeneration ")}};
-    if (tag == "break" || tag == "continue") return {tag};
-    refuse(fmt::format("the tag '{}' is not supported", tag));
+    if (tag == "generation") return {Op::Generation, "", {block(" endgeneration ")}};
+    if (tag != "break" && tag != "continue") refuse_template(now().line, fmt::format("the tag '{}' is not supported", tag));
+    return {tag == "break" ? Op::Break : Op::Continue};
   }
 
   /// Names that get values: a, b or space.member.
   Node target() {
     const bool bracket = skip("(");
-    Node all{"target", "", {{"name", word()}}};
-    if (skip(".")) return {"member", word(), {std::move(all.kids.front())}};
-    while (skip(",")) all.kids.push_back({"name", word()});
+    Node all{Op::List, "", {{Op::Name, name()}}};
+    if (skip(".")) return {Op::Pair, name(), std::move(all.kids)};
+    while (skip(",")) all.kids.push_back({Op::Name, name()});
     if (bracket) expect(")");
-    return all;
-  }
-
-  // Expressions
-
-  Node deeper(const auto& parse) {
-    if (++depth_ > kDeepest) refuse("it has too many tags or brackets in each other");
-    auto node = parse();
-    depth_--;
-    return node;
-  }
-
-  Node expression() {
-    return deeper([&] {
-      auto value = binary(0);
-      while (skip("if")) {
-        auto condition = binary(0);
-        value = {"choose", "", {std::move(condition), std::move(value)}};
-        if (skip("else")) value.kids.push_back(expression());
-      }
-      return value;
-    });
+    return all.kids.size() == 1 ? Node(all.kids[0]) : all;
   }
 
   Node tuple() {
     auto first = expression();
     if (!skip(",")) return first;
-    Node all{"list", "", {std::move(first)}};
+    Node all{Op::List, "", {std::move(first)}};
     do {
-      skip_blanks();
-      if (is(")") || is("}}") || is("%}")) break;
+      if (at(")") || at("}}") || at("%}")) break;
       all.kids.push_back(expression());
     } while (skip(","));
     return all;
   }
 
-  /// Parses operators that bind as tightly as those of a level, or tighter.
-  Node binary(size_t level) {
-    static const std::vector<std::string_view> levels[] = {
-        {"or"}, {"and"}, {"not"}, {"==", "!=", "<=", ">=", "<", ">", "in", "not in"}, {"+", "-"}, {"~"}, {"*", "//", "/", "%"}};
-    if (level == std::size(levels)) return filters(unary());
-    if (level == 2) return skip("not") ? Node{"not", "", {deeper([&] { return binary(2); })}} : binary(3);
-    auto left = binary(level + 1);
-    Node chain;  // a < b < c
-    for (bool found = true; found;) {
-      found = false;
-      for (const auto sign : levels[level]) {
-        const auto begin = at_;
-        if (sign == "not in" ? !(skip("not") && skip("in")) : !skip(sign)) {
-          at_ = begin;
-          continue;
-        }
-        found = true;
-        auto right = binary(level + 1);
-        Node one{std::string(sign), "", {left, right}};
-        if (level == 3) {
-          chain = chain.op.empty() ? std::move(one) : Node{"and", "", {std::move(chain), std::move(one)}};
-          left = std::move(right);
-        } else {
-          left = std::move(one);
-        }
-        break;
+  Node expression() {
+    auto value = operation(0);
+    if (!skip("if")) return value;
+    Node all{Op::If, "", {operation(0), std::move(value)}};
+    if (skip("else")) all.kids.push_back(deeper([&] { return expression(); }));
+    return all;
+  }
+
+  /// Parses operators that bind more tightly than those of a level.
+  Node operation(size_t above) {
+    return deeper([&] {
+      auto left = skip("not") ? Node{Op::Apply, "not", {operation(kNot)}} : filters(unary());
+      for (bool compared = false;;) {
+        auto level = now().sort == Sort::Sign || now().sort == Sort::Name ? std::size(kOperators) - 1 : 0;
+        while (level > above && !is_listed(kOperators[level], now().text)) level--;
+        if (level <= above) return left;
+        if (level == kCompare && std::exchange(compared, true)) refuse_here("'and'; a < b < c is not supported");
+        auto sign = tokens_[at_++].text;
+        if (sign == "not") expect("in");
+        const auto op = sign == "or" ? Op::Or : sign == "and" ? Op::And : Op::Apply;
+        left = {op, sign == "not" ? "not in" : sign, {std::move(left), operation(level)}};
+        compared = compared && level == kCompare;
       }
-    }
-    return chain.op.empty() ? left : chain;
+    });
   }
 
   Node unary() {
-    if (skip("-")) return {"negative", "", {deeper([&] { return unary(); })}};
+    if (skip("-")) return {Op::Apply, "-", {constant(0), deeper([&] { return unary(); })}};
     return suffixed(primary());
   }
 
   Node filters(Node value) {
     for (;;) {
       if (skip("|")) {
-        value = {"filter", word(), {std::move(value)}};
-        if (skip("(")) arguments(value);
+        value = {Op::Apply, "|" + name(), {std::move(value)}};
+        if (skip("(")) value = items(std::move(value), ")");
       } else if (skip("is")) {
         const bool inverse = skip("not");
-        value = {"test", word(), {std::move(value)}};
+        value = {Op::Apply, "is " + name(), {std::move(value)}};
         if (skip("(")) {
-          arguments(value);
-        } else if (const auto next = peek();
-                   is("'") || is("\"") || is("[") || (!next.empty() && !is_listed(" else or and is if in not ", next))) {
+          value = items(std::move(value), ")");
+        } else if (now().sort == Sort::Quoted || now().sort == Sort::Number || at("[") ||
+                   (now().sort == Sort::Name && !is_listed(" else or and is if in not ", now().text))) {
           value.kids.push_back(suffixed(primary()));
         }
-        if (inverse) value = {"not", "", {std::move(value)}};
+        if (inverse) value = {Op::Apply, "not", {std::move(value)}};
       } else {
         return value;
       }
-    }
-  }
-
-  void arguments(Node& call) {
-    while (!skip(")")) {
-      const auto name = peek();
-      const auto begin = std::exchange(at_, at_ + name.size());
-      if (!name.empty() && skip("=")) {
-        call.kids.push_back({"=", name, {expression()}});
-      } else {
-        at_ = begin;
-        call.kids.push_back(expression());
-      }
-      skip_blanks();
-      if (!is(")")) expect(",");
     }
   }
 
   Node suffixed(Node value) {
+    const auto part = [&] { return at(":") || at("]") ? constant(nullptr) : expression(); };
     for (;;) {
       if (skip(".")) {
-        value = {"attribute", word(), {std::move(value)}};
+        value = {Op::Item, ".", {std::move(value), constant(name())}};
       } else if (skip("(")) {
-        value = {"call", "", {std::move(value)}};
-        arguments(value);
+        value = items({Op::Call, "", {std::move(value)}}, ")");
       } else if (skip("[")) {
-        value = {"item", "", {std::move(value)}};
-        while (!skip("]")) {
-          if (skip(":")) {
-            if (value.op == "item" && value.kids.size() == 1) value.kids.push_back({"const"});
-            value.op = "slice";
-            skip_blanks();
-            value.kids.push_back(is(":") || is("]") ? Node{"const"} : expression());
-          } else if (value.kids.size() == 1) {
-            value.kids.push_back(expression());
-          } else {
-            refuse_here("']'");
-          }
+        value = {Op::Item, "[", {std::move(value), part()}};
+        while (skip(":")) {
+          value.op = Op::Apply;
+          value.text = "slice";
+          value.kids.push_back(part());
         }
+        expect("]");
       } else {
         return value;
       }
     }
   }
 
-  Node constant(Value value) { return {"const", "", {}, 0, std::move(value)}; }
-
-  Node primary() {
-    skip_blanks();
-    if (is("'") || is("\"")) {
-      std::string all;
-      for (; is("'") || is("\""); skip_blanks()) all += text();
-      return constant(all);
-    }
-    if (is_digit(now())) {
-      const auto begin = at_;
-      while (is_digit(now())) at_++;
-      const bool real = is(".") && is_digit(now(1));
-      if (real) at_++;
-      while (is_digit(now())) at_++;
-      const auto digits = text_.substr(begin, at_ - begin);
-      return constant(real ? Value(std::strtod(digits.c_str(), nullptr)) : Value(int64_t{std::strtoll(digits.c_str(), nullptr, 10)}));
-    }
-    if (skip("(")) {
-      if (skip(")")) return {"list"};
-      auto value = tuple();
-      expect(")");
-      return value;
-    }
-    if (skip("[")) return items("list", "]");
-    if (skip("{")) return items("dict", "}");
-    const auto name = is_letter(now()) ? word() : std::string();
-    if (name.empty()) refuse_here("a value");
-    const auto known = lower(name);
-    return known == "true" || known == "false" ? constant(known == "true") : known == "none" ? constant(nullptr) : Node{"name", name};
-  }
-
-  Node items(const char* op, std::string_view end) {
-    Node all{op};
+  /// Parses values, and pairs `key: value` and `name=value`, up to a bracket.
+  Node items(Node all, std::string_view end) {
     while (!skip(end)) {
-      all.kids.push_back(expression());
-      if (end == "}" && all.kids.size() % 2 == 1) {
-        expect(":");
-        continue;
-      }
-      skip_blanks();
-      if (!is(end)) expect(",");
+      auto value = expression();
+      if (skip("=")) value = {Op::Pair, "", {constant(value.text), expression()}};
+      if (skip(":")) value = {Op::Pair, "", {std::move(value), expression()}};
+      all.kids.push_back(std::move(value));
+      if (!at(end)) expect(",");
     }
     return all;
   }
 
-  std::string text() {
-    const char quote = text_[at_++];
-    std::string out;
-    for (; now() != quote; at_++) {
-      if (at_ >= text_.size()) refuse("a text has no end");
-      constexpr std::string_view codes = "ntrbfva\\'\"", characters = "\n\t\r\b\f\v\a\\'\"", wide = "xuU";
-      if (now() != '\\') {
-        out += now();
-      } else if (const auto code = codes.find(now(1)); code != std::string::npos) {
-        out += characters[code];
-        at_++;
-      } else if (const auto kind = wide.find(now(1)); kind != std::string::npos) {
-        const auto value = static_cast<char32_t>(std::strtoul(text_.substr(at_ + 2, 2U << kind).c_str(), nullptr, 16));
-        out += data::to_utf8({&value, 1});
-        at_ += 1 + (2U << kind);
-      } else {
-        out += now();
-      }
+  Node primary() {
+    if (now().sort == Sort::Quoted) {
+      std::string all;
+      while (now().sort == Sort::Quoted) all += tokens_[at_++].text;
+      return constant(all);
     }
-    at_++;
-    return out;
+    if (now().sort == Sort::Number) {
+      const auto number = Value::parse(now().text, nullptr, /*allow_exceptions=*/false);
+      if (number.is_discarded()) refuse_here("a number");
+      at_++;
+      return constant(number);
+    }
+    if (skip("(")) {
+      if (skip(")")) return {Op::List};
+      auto value = tuple();
+      expect(")");
+      return value;
+    }
+    if (skip("[")) return items({Op::List}, "]");
+    if (skip("{")) return items({Op::Dict}, "}");
+    if (now().sort != Sort::Name) refuse_here("a value");
+    const auto word = name(), known = lower(word);
+    return known == "true" || known == "false" ? constant(known == "true") : known == "none" ? constant(nullptr) : Node{Op::Name, word};
   }
 
-  std::string text_, end_;  // end_: the name of the tag where the last body ended
+  std::vector<Token> tokens_;
+  std::string end_ = {};  // the name of the tag where the last body ended
   size_t at_ = 0;
   int depth_ = 0;
-  char kind_ = '\0';  // of the present tag: { or %
-  bool new_line_ = true;
 };
 
 }  // namespace
 
 Node parsed(std::string_view text) {
-  std::string lines;
-  for (size_t i = 0; i < text.size(); i++) {
-    if (text[i] != '\r') lines += text[i];
-    if (text[i] == '\r' && text.substr(i + 1, 1) != "\n") lines += '\n';
-  }
+  std::string lines(text);
+  std::erase(lines, '\r');
   if (lines.ends_with('\n')) lines.pop_back();
   if (data::invalid_utf8(lines)) throw ConfigError("the chat template is not UTF-8");
-  return Parser(std::move(lines)).body("");
+  return Parser(Lexer(lines).tokens()).body("");
 }
 
 }  // namespace tessera::llm::jinja

@@ -36,21 +36,20 @@ Json begun(const Json& line) {
 }
 
 Json sharegpt(const Json& line) {
-  static const std::map<std::string, std::string> roles = {{"human", "user"},      {"gpt", "assistant"}, {"chatgpt", "assistant"},
-                                                           {"model", "assistant"}, {"bot", "assistant"}, {"observation", "tool"}};
+  static const std::map<std::string, std::string> roles = {
+      {"human", "user"},       {"gpt", "assistant"}, {"chatgpt", "assistant"},   {"model", "assistant"}, {"bot", "assistant"},
+      {"observation", "tool"}, {"user", "user"},     {"assistant", "assistant"}, {"system", "system"},   {"tool", "tool"}};
   auto messages = begun(line);
   if (!line["conversations"].is_array()) throw UsageError("conversations is not a list");
   for (auto message : line["conversations"]) {
     if (message.is_object() && message.contains("from")) {
       const auto from = text_in(message, "from");
       const auto role = roles.find(from);
-      if (role == roles.end() && from != "user" && from != "assistant" && from != "system" && from != "tool")
+      if (role == roles.end())
         throw UsageError("message {} is from '{}'; write human, gpt, system or tool", messages.size() + 1, printable(from));
-      message["role"] = role == roles.end() ? from : role->second;
+      message["role"] = role->second;
+      message["content"] = message.value("value", message.value("content", Json()));
       message.erase("from");
-    }
-    if (message.is_object() && message.contains("value")) {
-      message["content"] = Json(message["value"]);
       message.erase("value");
     }
     messages.push_back(std::move(message));

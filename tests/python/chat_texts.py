@@ -113,7 +113,7 @@ TEMPLATES = [
 {% endfor %}
 {{ messages | map(attribute='role') | join(', ') }} {{ messages | selectattr('role', 'equalto', 'user') | list | length }}
 {{ messages | rejectattr('role', 'in', ['user', 'tool']) | map(attribute='role') | unique | sort | join('|') }}
-{{ 1 < 2 <= 2 }} {{ 7 // 2 }} {{ 7 / 2 }} {{ -7 % 3 }} {{ 2 * 3 + 1 }} {{ 'ab' * 2 }} {{ [1, 2] + [3] }} {{ 'b' not in 'abc' }} {{ true and none }}
+{{ 1 < 2 and 2 <= 2 }} {{ 7 // 2 }} {{ 7 / 2 }} {{ -7 % 3 }} {{ 2 * 3 + 1 }} {{ 'ab' * 2 }} {{ [1, 2] + [3] }} {{ 'b' not in 'abc' }} {{ true and none }}
 {{ messages[-1].role[0] }} {{ messages[-1].role[1:3] }} {{ messages[0].role[::-1] }} {{ 'x' if false }} {{ "q'" ~ 1.0 ~ none ~ [] ~ {'a': ["b'", true]} }}
 {%- for key, value in names | dictsort %} {{ key }}={{ value }}{% endfor %} {%+ if true +%} spaced {% endif %}
 {% for i in range(3) %}{{ i }}{% if not loop.last %},{% endif %}{% endfor %} {{ '%s' | length }} {{ ' a b ' .split() }} {{ (1, 'x') | first }}
