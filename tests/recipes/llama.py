@@ -379,9 +379,9 @@ class Methods(Llama):
         letters = [" ".join(source.sample("abcdefghijklmnopqrstuvwxyz", 26)) for _ in range(8)]
         (self.folder / "others.jsonl").write_text("".join(json.dumps(dict(text=text)) + "\n" for text in letters))
         self.run_program(TESSERA, "data", "tokenize", "others.jsonl", "--tokenizer", "model", "--out", "others.tokens")
-        common = ["--model", "base", "--method", "lora", "--num-epochs", 6, "--eval-data", "others.tokens", "--eval-steps", 4, "--warmup", 0, "--neftune-alpha", 5]
+        common = ["--model", "base", "--method", "lora", "--num-epochs", 20, "--eval-data", "others.tokens", "--eval-steps", 4, "--warmup", 0, "--neftune-alpha", 1]
         def run(name, *more, patience=3):
-            said = self.train(*common, "--keep-best", "--patience", patience, "--ckpt-prefix", name, "--adapter", f"ad-{name}", "--metrics", f"{name}.jsonl", *more, lr=0.3)
+            said = self.train(*common, "--keep-best", "--patience", patience, "--ckpt-prefix", name, "--adapter", f"ad-{name}", "--metrics", f"{name}.jsonl", *more, lr=0.1)
             rows = map(json.loads, (self.folder / f"{name}.jsonl").read_text().splitlines())
             return said, [row["eval_loss"] for row in rows if "eval_loss" in row]
         said, whole = run("whole", "--output", "out")

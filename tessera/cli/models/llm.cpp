@@ -22,6 +22,7 @@
 #include "tessera/cli/packages.h"
 #include "tessera/comm/init.h"
 #include "tessera/llm/gguf_model.h"
+#include "tessera/llm/units.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/quantize.h"
 #include "tessera/shard/deferred_init.h"
