@@ -248,9 +248,11 @@ std::shared_ptr<const TokenizerCore> core_of_model_file(const fs::path& path) tr
     added.back().update(token);
     added.back()["normalized"] = token.at("content").get<std::string>().find(kPieceSpace) != std::string::npos;
   };
-  for (const auto& [id, token] : config.value("added_tokens_decoder", Json::object()).items()) add(number_of<int64_t>(id).value_or(-1), token);
+  const auto known = config.value("added_tokens_decoder", Json::object());
+  for (const auto& [id, token] : known.items()) add(number_of<int64_t>(id).value_or(-1), token);
   if (is_there(folder / "added_tokens.json")) {
-    for (const auto& [token, id] : json_in(InputFile(folder / "added_tokens.json").read_all()).items()) add(id, {{"content", token}});
+    const auto ids = json_in(InputFile(folder / "added_tokens.json").read_all());
+    for (const auto& [token, id] : ids.items()) add(id, {{"content", token}});
   }
   for (const auto& token : description["added_tokens"]) added.push_back(token);
   description["added_tokens"] = added;
