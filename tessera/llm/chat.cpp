@@ -94,8 +94,8 @@ Json prepared(const Json& messages, bool parts, bool objects) {
     if (!message.is_object() || !message.contains("role") || !message["role"].is_string()) refuse("has no role");
     const bool calls = message.value("tool_calls", Json()).is_array() && !message["tool_calls"].empty();
     const auto content = message.value("content", Json());
-    if (content.is_null() && !calls) refuse("has no content");
-    if (!content.is_string() && !content.is_array() && !content.is_null())
+    if (!message.contains("content") && !calls) refuse("has no content");
+    if (!content.is_string() && !content.is_array() && !(content.is_null() && calls))
       refuse(fmt::format("has a content that is {}, and not text", content.type_name()));
     std::string text;
     for (const auto& part : content.is_array() ? content : Json::array()) {

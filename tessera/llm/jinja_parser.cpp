@@ -1,3 +1,4 @@
+// Parses chat templates.
 #include <fmt/format.h>
 
 #include <algorithm>
