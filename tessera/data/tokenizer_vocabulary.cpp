@@ -60,7 +60,9 @@ Json replace_step(const char* kind, std::string_view pattern, std::string_view b
 /// Returns the part that adds the tokens with which texts begin and end.
 Json template_of(const BpeVocabulary& vocabulary) {
   auto single = Json::array(), tokens = Json::object();
-  const auto add = [](Json& to, const char* kind, const std::string& id, int number) { to.push_back({{kind, {{"id", id}, {"type_id", number}}}}); };
+  const auto add = [](Json& to, const char* kind, const std::string& id, int number) {
+    to.push_back({{kind, {{"id", id}, {"type_id", number}}}});
+  };
   const auto add_token = [&](Json& to, std::optional<int32_t> id, const char* name) {
     if (!id) throw ConfigError("texts begin or end with {}, but the vocabulary does not say which token that is", name);
     const auto& token = token_of(vocabulary, *id);
