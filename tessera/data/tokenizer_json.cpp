@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
@@ -61,7 +62,8 @@ Prefix prefix_of(const Json& metaspace) {
 
 Pattern pattern_of(const Json& json) {
   const auto& pattern = json.at("pattern");
-  return pattern.contains("Regex") ? Pattern(pattern.at("Regex").get<std::string>()) : Pattern::of_text(pattern.at("String").get<std::string>());
+  if (pattern.contains("Regex")) return Pattern(pattern.at("Regex").get<std::string>());
+  return Pattern::of_text(pattern.at("String").get<std::string>());
 }
 
 int32_t id_of(const Json& number) {
@@ -78,7 +80,7 @@ class TokenizerFile {
     core_.pre = PreTokenizer(steps_of("pre_tokenizer", "pretokenizers"));
     in_part("model", [&](const Json& json) { read_model(json); });
     in_part("added_tokens", [&](const Json& json) {
-      for (const auto& token : json.is_null() ? Json::array() : json) read_added(token);
+      for (const auto& token : json) read_added(token);
     });
     each_of("post_processor", "processors", [&](const std::string& type, const Json& json) { read_ends(type, json); });
     each_of("decoder", "decoders", [&](const std::string& type, const Json& json) { read_decoder(type, json); });
@@ -146,9 +148,8 @@ class TokenizerFile {
   }
 
   void read_decoder(const std::string& type, const Json& json) {
-    if (core_.model == TokenModel::BytePairs ? type != "ByteLevel" && type != "Fuse"
-                                             : type != "Replace" && type != "ByteFallback" && type != "Fuse" && type != "Strip" && type != "Metaspace")
-      refuse(type);
+    static const std::set<std::string> of_bytes = {"ByteLevel", "Fuse"}, of_pieces = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"};
+    if (!(core_.model == TokenModel::BytePairs ? of_bytes : of_pieces).contains(type)) refuse(type);
     if (type == "ByteFallback") core_.joins_bytes = true;
     if (type == "Strip" || (type == "Metaspace" && prefix_of(json) != Prefix::Never)) core_.strips_space = true;
   }
@@ -248,12 +249,11 @@ std::shared_ptr<const TokenizerCore> core_of_model_file(const fs::path& path) tr
     added.back().update(token);
     added.back()["normalized"] = token.at("content").get<std::string>().find(kPieceSpace) != std::string::npos;
   };
-  const auto known = config.value("added_tokens_decoder", Json::object());
-  for (const auto& [id, token] : known.items()) add(number_of<int64_t>(id).value_or(-1), token);
-  if (is_there(folder / "added_tokens.json")) {
-    const auto ids = json_in(InputFile(folder / "added_tokens.json").read_all());
-    for (const auto& [token, id] : ids.items()) add(id, {{"content", token}});
-  }
+  const auto named = config.value("added_tokens_decoder", Json::object());
+  for (const auto& [id, token] : named.items()) add(number_of<int64_t>(id).value_or(-1), token);
+  const auto file = folder / "added_tokens.json";
+  const auto more = is_there(file) ? json_in(InputFile(file).read_all()) : Json::object();
+  for (const auto& [token, id] : more.items()) add(id, {{"content", token}});
   for (const auto& token : description["added_tokens"]) added.push_back(token);
   description["added_tokens"] = added;
   return core_of(vocabulary, description, std::move(files));

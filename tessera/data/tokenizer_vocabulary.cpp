@@ -24,9 +24,9 @@ const std::string& token_of(const BpeVocabulary& vocabulary, int32_t id) {
   return vocabulary.tokens[static_cast<size_t>(id)];
 }
 
-/// Calls take(left, right) for each two tokens that make this one.
+/// Calls take(left, right) for each two tokens that make this one. No text has spaces when its characters are merged.
 void each_split(std::string_view token, const TokenIds& ids, const auto& take) {
-  if (token.empty() || invalid_utf8(token) || byte_of_piece(token)) return;
+  if (token.empty() || invalid_utf8(token) || byte_of_piece(token) || token.find(' ') != std::string_view::npos) return;
   for (auto at = length_of_first(token); at < token.size(); at += length_of_first(token.substr(at))) {
     if (ids.contains(token.substr(0, at)) && ids.contains(token.substr(at))) take(token.substr(0, at), token.substr(at));
   }
@@ -60,7 +60,9 @@ Json replace_step(const char* kind, std::string_view pattern, std::string_view b
 /// Returns the part that adds the tokens with which texts begin and end.
 Json template_of(const BpeVocabulary& vocabulary) {
   auto single = Json::array(), tokens = Json::object();
-  const auto add = [](Json& to, const char* kind, const std::string& id, int number) { to.push_back({{kind, {{"id", id}, {"type_id", number}}}}); };
+  const auto add = [](Json& to, const char* kind, const std::string& id, int number) {
+    to.push_back({{kind, {{"id", id}, {"type_id", number}}}});
+  };
   const auto add_token = [&](Json& to, std::optional<int32_t> id, const char* name) {
     if (!id) throw ConfigError("texts begin or end with {}, but the vocabulary does not say which token that is", name);
     const auto& token = token_of(vocabulary, *id);
