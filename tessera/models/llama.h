@@ -1,5 +1,5 @@
-// Decoders like Llama: Llama, Mistral, Mixtral, Qwen 2 and 3, Qwen-MoE, SmolLM. They have the parameters and names of Hugging Face's transformers, and compute
-// the same numbers.
+// Decoders like Llama: Llama, Mistral, Mixtral, Qwen 2 and 3, Qwen-MoE, SmolLM. They have the parameters and names of Hugging Face's
+// transformers, and compute the same numbers.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -40,8 +40,8 @@ inline models::LlamaConfig small_config(const std::string& type) {
   if (type == "llama") config.rope = {.theta = 5e5, .llama3 = nn::Llama3Scaling{}};
   if (type == "smollm3") config.no_rope_layers = {1, 1};
   if (type == "mixtral") config.experts = {.num_experts = 12, .intermediate_size = 96};
-  if (type == "qwen2_moe") config.experts = {.num_experts = 4, .intermediate_size = 32, .shared_expert_intermediate_size = 64, .norm_topk_prob = false};
-  if (type == "qwen3_moe") config.experts = {.num_experts = 4, .intermediate_size = 32};
+  if (type.ends_with("moe")) config.experts = {.num_experts = 4, .intermediate_size = 32, .norm_topk_prob = type == "qwen3_moe"};
+  if (type == "qwen2_moe") config.experts->shared_expert_intermediate_size = 64;
   return config;
 }
 
