@@ -30,9 +30,9 @@ using bench::Batch, bench::Subject, bench::Clock, bench::members, bench::median,
 
 struct Flags : bench::TrainingFlags {
   std::string residence = "auto", device = "cpu", optimizer = "tessera";
-  int64_t heads = 8, length = 256, experts_together = llm::kExpertsTogether;
+  int64_t heads = 8, length = 256;
   bool whole = false, in_backward = false, narrow_parameters = false, checkpointing = false, whole_scores = false, state_on_disk = false,
-       lora = false, qlora = false, evaluates = false, adamw8bit = false, by_host = false;
+       lora = false, qlora = false, evaluates = false, experts_with_layer = false, adamw8bit = false, by_host = false;
   int zero = 3;
 
   bool is_narrow() const { return dtype == "bf16"; }
@@ -117,8 +117,8 @@ Subject make_subject(const Flags& flags) {
                   return torch::cross_entropy_loss(model(drawn.inputs).to(torch::kFloat).flatten(0, 1), drawn.targets.flatten());
                 },
             .shard_first =
-                [model, together = flags.experts_together](const ShardOptions& options) mutable {
-                  if (together >= 0) llm::shard_experts(model, options, together);
+                [model, apart = !flags.experts_with_layer](const ShardOptions& options) mutable {
+                  if (apart) llm::shard_experts(model, options);
                 }};
   }
   const models::GptOptions options{
@@ -370,8 +370,7 @@ int main(int argc, char** argv) {
   app.add_flag("--narrow-parameters", flags.narrow_parameters, "Parameters, gradients and the optimizer's state in --dtype, too");
   app.add_option("--heads", flags.heads, "Of gpt")->check(CLI::Range(1, 1'000))->capture_default_str();
   app.add_option("--length", flags.length, "Of gpt, llama, mixtral and qwen_moe, in tokens")->check(CLI::Range(1, 1'000'000))->capture_default_str();
-  app.add_option("--experts-together", flags.experts_together, "Values in a unit of several experts; -1: experts belong to their layer")
-      ->capture_default_str();
+  app.add_flag("--experts-with-layer", flags.experts_with_layer, "Of mixtral and qwen_moe: experts belong to the unit of their layer");
   app.add_flag("--evaluate", flags.evaluates, "Only passes without gradients");
   app.add_flag("--whole", flags.whole, "One process, not sharded");
   app.add_flag("--by-host", flags.by_host, "Shards within each host, and replicas across hosts")->excludes("--whole");
@@ -386,7 +385,8 @@ int main(int argc, char** argv) {
     const bool is_ours = flags.optimizer == "tessera";
     if (!is_ours && (flags.state_on_disk || flags.in_backward || flags.adamw8bit))
       throw ConfigError("--state-on-disk, --step-in-backward and --adamw8bit need --optimizer tessera");
-    if (flags.whole_scores && flags.model != "llama" && flags.model != "mixtral") throw ConfigError("--whole-scores needs --model llama or mixtral");
+    if (flags.whole_scores && flags.model != "llama" && flags.model != "mixtral")
+      throw ConfigError("--whole-scores needs --model llama or mixtral");
     run(flags);
   });
 }

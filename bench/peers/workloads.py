@@ -183,12 +183,24 @@ class Llama(nn.Module):
 
 
 class Mixtral(Llama):
-    """The unmodified Mixtral of transformers; a layer with its experts is a unit."""
+    """The Mixtral of transformers; a layer with its experts is a unit. Each rank runs all experts, some of them without tokens: FSDP2 over gloo aborts where
+    ranks use different ones."""
 
     def __init__(self, width=0, layers=0, length=256):
         nn.Module.__init__(self)
-        from transformers import MixtralConfig, MixtralForCausalLM
+        import inspect
+        import textwrap
 
+        from transformers import MixtralConfig, MixtralForCausalLM
+        from transformers.models.mixtral import modeling_mixtral
+
+        block = modeling_mixtral.MixtralSparseMoeBlock
+        used = "torch.greater(expert_mask.sum(dim=(-1, -2)), 0).nonzero()"
+        source = textwrap.dedent(inspect.getsource(block.forward))
+        assert used in source, "another version of transformers"
+        made = {}
+        exec(source.replace(used, "range(self.num_experts)"), vars(modeling_mixtral), made)
+        block.forward = made["forward"]
         width, self.length = width or 512, length
         self.model = MixtralForCausalLM(MixtralConfig(
             vocab_size=32000, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers or 8, num_attention_heads=width // 64,

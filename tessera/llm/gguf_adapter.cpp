@@ -148,7 +148,8 @@ std::map<std::string, Weights> layers_of(const GgufFile& file, const Heads& head
   for (const auto& tensor : file.tensors()) {
     const std::string_view name = tensor.name;
     const bool is_a = name.ends_with(kA), is_known = is_a || name.ends_with(kB);
-    const auto weight = is_known ? checkpoint::name_of_gguf(architecture, std::string(name.substr(0, name.size() - kA.size()))) : std::nullopt;
+    const std::string of_weight(is_known ? name.substr(0, name.size() - kA.size()) : "");
+    const auto weight = checkpoint::name_of_gguf(architecture, of_weight);
     if (!weight || checkpoint::number_of_expert(*weight) || !weight->ends_with(kWeight) || tensor.sizes.size() != 2)
       throw ConfigError("{}: '{}' has no place in an adapter of peft, because it is not a LoRA matrix of a known layer", file.path(), name);
     const auto layer = weight->substr(0, weight->size() - kWeight.size());

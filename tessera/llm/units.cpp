@@ -5,7 +5,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/shard/wrap.h"
 
 namespace tessera::llm {
 
@@ -30,14 +29,9 @@ void shard_ends(models::LlamaForCausalLM& model, const ShardOptions& options, Un
   }
 }
 
-void shard_experts(models::LlamaForCausalLM& model, const ShardOptions& options, int64_t together) {
-  auto policy = wrap_classes({"LlamaExpert"});
-  policy.merge_below = together;
-  for (const auto& layer : *model->model->layers) {
-    auto& experts = layer->as<models::LlamaDecoderLayer>()->experts;
-    if (experts.is_empty()) continue;
-    fully_shard(experts->experts, options, policy);
-    if (!experts->shared_expert.is_empty()) fully_shard(experts->shared_expert, options);
+void shard_experts(models::LlamaForCausalLM& model, const ShardOptions& options) {
+  for (const auto& module : model->modules()) {
+    if (module->as<models::LlamaExpert>() != nullptr) fully_shard(module, options);
   }
 }
 

@@ -20,9 +20,7 @@ Units units_named(std::string_view name);
 /// rest. Embeddings that are also the head stay in the outermost unit.
 void shard_ends(models::LlamaForCausalLM& model, const ShardOptions& options, Units units);
 
-inline constexpr int64_t kExpertsTogether = 4'000'000;  // values
-/// Makes units of the experts of all layers, if the model has any. Experts of fewer than `together` values share units of at most so many.
-/// The caller calls fully_shard for the layers and for the whole model afterwards.
-void shard_experts(models::LlamaForCausalLM& model, const ShardOptions& options, int64_t together = kExpertsTogether);
+/// Makes a unit of each expert, if the model has any. The caller calls fully_shard for the layers and for the whole model afterwards.
+void shard_experts(models::LlamaForCausalLM& model, const ShardOptions& options);
 
 }  // namespace tessera::llm

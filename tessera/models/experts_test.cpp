@@ -74,7 +74,8 @@ LlamaForCausalLM sharded_experts(const Communicator& world, const std::string& t
 }
 
 TEST(Experts, MayBeUsedBySomeRanksOrNone) {
-  for (const auto& how : {HowWrapped{}, HowWrapped{.merge_below = 45'000}, HowWrapped{.classes = {"LlamaDecoderLayer"}}, HowWrapped{.again = true}}) {
+  const HowWrapped with_layer{.classes = {"LlamaDecoderLayer"}};
+  for (const auto& how : {HowWrapped{}, HowWrapped{.merge_below = 45'000}, with_layer, HowWrapped{.again = true}}) {
     for (const auto residence : residences()) {
       for (const int ranks : {2, 3}) {
         with_ranks(ranks, [&](const Communicator& world) {
@@ -124,7 +125,8 @@ TEST(Experts, AreGatheredOnlyIfTokensNeedThem) {
     const auto expected = models::generate(*whole, prompt, {.most = 4});
     reset_counters(model);
     EXPECT_TRUE(at::equal(models::generate(*model, prompt, {.most = 4}), expected));
-    EXPECT_LE(counters(model).gathers, 4 * 2 * 4 + 10);  // for each token, in each of two layers: the layer and two experts, one of them in vain
+    // For each token, in each of two layers: the layer and two experts, and a prefetch in vain.
+    EXPECT_LE(counters(model).gathers, 4 * 2 * 4 + 10);
   });
 }
 

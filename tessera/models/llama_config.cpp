@@ -269,7 +269,8 @@ void read_tokens(const ConfigFile& file, LlamaConfig& config) {
 }  // namespace
 
 bool LlamaConfig::has_experts(int64_t layer) const {
-  return experts && (layer + 1) % experts->decoder_sparse_step == 0 && std::ranges::find(experts->mlp_only_layers, layer) == experts->mlp_only_layers.end();
+  if (!experts || (layer + 1) % experts->decoder_sparse_step != 0) return false;
+  return std::ranges::find(experts->mlp_only_layers, layer) == experts->mlp_only_layers.end();
 }
 
 bool LlamaConfig::slides(int64_t layer) const {
@@ -435,9 +436,9 @@ const LlamaConfig& expect_sense(const LlamaConfig& config) {
          "one with experts if `experts` is set, and else one without");
   if (config.experts) {
     each_of_experts("qwen2_moe", *config.experts, [&](const char* key, auto value) {
-      const bool is_shared = std::string_view(key).starts_with("shared");
+      const int64_t least = std::string_view(key).starts_with("shared") ? 0 : 1;
       if constexpr (std::is_same_v<decltype(value), int64_t>)
-        expect(value >= (is_shared ? 0 : 1) && value <= kLargestSize, key, value, fmt::format("from {} to {}", is_shared ? 0 : 1, kLargestSize));
+        expect(value >= least && value <= kLargestSize, key, value, fmt::format("from {} to {}", least, kLargestSize));
     });
     expect(config.experts->num_experts_per_tok <= config.experts->num_experts, "num_experts_per_tok", config.experts->num_experts_per_tok,
            "at most the number of experts");

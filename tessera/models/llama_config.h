@@ -19,7 +19,7 @@ struct ExpertOptions {
   int64_t num_experts_per_tok = 2;
   int64_t intermediate_size = 0;                // of an expert: moe_intermediate_size
   int64_t shared_expert_intermediate_size = 0;  // of the expert that all tokens use; 0: there is none
-  int64_t decoder_sparse_step = 1;              // every how manieth layer has experts
+  int64_t decoder_sparse_step = 1;              // 2: every second layer has experts
   std::vector<int64_t> mlp_only_layers = {};    // layers that have none
   bool norm_topk_prob = true;                   // whether the weights of a token's experts are divided by their sum
   bool output_router_logits = false;            // whether the loss includes router_aux_loss_coef * balance_loss()

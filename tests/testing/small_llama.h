@@ -69,8 +69,8 @@ inline models::LlamaConfig small_config(const std::string& type) {
     config.rope.attention_factor = nn::usual_attention_factor(config.rope, config.max_position_embeddings);
   }
   if (type == "mixtral") config.experts = {.num_experts = 12, .intermediate_size = 96};
-  if (type == "qwen2_moe") config.experts = {.num_experts = 4, .intermediate_size = 32, .shared_expert_intermediate_size = 64, .norm_topk_prob = false};
-  if (type == "qwen3_moe") config.experts = {.num_experts = 4, .intermediate_size = 32};
+  if (type.ends_with("moe")) config.experts = {.num_experts = 4, .intermediate_size = 32, .norm_topk_prob = type == "qwen3_moe"};
+  if (type == "qwen2_moe") config.experts->shared_expert_intermediate_size = 64;
   return config;
 }
 
