@@ -234,6 +234,8 @@ std::vector<Segment> ChatTemplate::render(const Json& messages, const Json* tool
   auto learned = whole.generated;
   if (learned.empty()) {
     learned = inside_->answers(messages, tools, whole, learned_from);
+  } else if (learned_from >= whole.turns.size()) {
+    learned.clear();
   } else if (learned_from > 0) {
     const auto& turns = whole.turns[learned_from];
     std::erase_if(learned, [&](const jinja::Range& range) { return !turns.empty() && range.begin < turns.front().begin; });

@@ -230,8 +230,9 @@ struct Run {
         assign(node.kids[0], all[i]);
         return run(node.kids[3]);
       });
-      if (out == &rendered.text && out->size() > begin && all[i].is_object() && all[i].contains(kNumber))
-        rendered.turns[all[i][kNumber].get<size_t>()].push_back({begin, out->size()});
+      const auto number = all[i].is_object() ? all[i].value(kNumber, Value()) : Value();
+      if (out == &rendered.text && out->size() > begin && number.is_number_unsigned() && number.get<size_t>() < rendered.turns.size())
+        rendered.turns[number.get<size_t>()].push_back({begin, out->size()});
       if (flow == Flow::Break) break;
     }
     return count == 0 ? run(node.kids[4]) : Flow::Next;

@@ -112,18 +112,20 @@ std::vector<Document> pair_in(const Json& line, const ChatTemplate* chat) {
 
 }  // namespace
 
-std::vector<Document> documents_in(const Json& line, const ChatTemplate* chat) {
+std::vector<Document> documents_in(const Json& line, const ChatTemplate* chat) try {
   const auto has = [&](const char* key) { return line.contains(key); };
-  if (has("text")) return {{.segments = {{text_in(line, "text"), true}}}};
   if (has("chosen") && has("rejected")) return pair_in(line, chat);
   if (has("prompt") && has("completion")) return {answered(line, line["prompt"], "completion", chat)};
   if (has("messages")) return {conversation(line, line["messages"], 0, chat)};
   if (has("conversations")) return {conversation(line, sharegpt(line), 0, chat)};
   if (has("instruction") && has("output")) return {conversation(line, alpaca(line), 0, chat)};
+  if (has("text")) return {{.segments = {{text_in(line, "text"), true}}}};
   std::string keys;
   for (const auto& [key, value] : line.items()) keys += fmt::format("{}{}", keys.empty() ? "" : ", ", printable(key));
   throw UsageError("it has {}, but neither text, nor prompt and completion, nor messages; give the text to learn under the key \"text\"",
                    keys.empty() ? "no keys" : keys);
+} catch (const Json::exception& error) {
+  throw UsageError("a value in it has another type than its key needs: {}", error.what());
 }
 
 }  // namespace tessera::llm

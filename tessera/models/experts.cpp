@@ -87,6 +87,7 @@ at::Tensor balance_loss(const std::vector<at::Tensor>& scores, const ExpertOptio
   for (const auto& each : scores) {
     if (each.defined()) of_layers.push_back(each);
   }
+  if (of_layers.empty()) return at::zeros({});
   const auto all = at::cat(of_layers).softmax(-1);
   const auto chosen = std::get<1>(all.topk(options.num_experts_per_tok, -1));
   const auto share = at::zeros_like(all, at::kFloat).scatter_(1, chosen, 1).mean(0);  // of the tokens that chose an expert

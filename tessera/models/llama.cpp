@@ -222,11 +222,16 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& i
   if (config.rope_local_base_freq)
     pass->local_table = nn::rotary_table({.theta = *config.rope_local_base_freq}, config.head_size(), positions);
   auto states = embed_tokens(tokens);
-  if (config.is_gemma()) states = states * rounded_to(states.scalar_type(), std::sqrt(static_cast<double>(config.hidden_size)));
+  const auto scale = [&] {
+    if (config.is_gemma()) states = states * rounded_to(states.scalar_type(), std::sqrt(static_cast<double>(config.hidden_size)));
+  };
+  const bool scales_last = config.model_type == "gemma2";  // as in transformers, where the embeddings of Gemma 3 scale themselves
+  if (!scales_last) scale();
   if (is_training() && neftune_alpha > 0) {
     const auto most = neftune_alpha / std::sqrt(static_cast<double>(length * config.hidden_size));
     states = states + at::empty_like(states).uniform_(-most, most);
   }
+  if (scales_last) scale();
   const bool knows = input.positions.defined() && input.positions.device().is_cpu();
   if (knows) pass->documents = lengths_of(input.positions);
   const bool has_documents = input.positions.defined() && (!knows || !pass->documents.empty());

@@ -31,8 +31,12 @@ class LlamaCache {
 
   int64_t length() const { return length_; }
   int64_t longest() const { return longest_; }
-  /// Forgets all tokens but the first `length`.
-  void keep(int64_t length) { length_ = std::min(length_, length); }
+  /// Forgets all tokens but the first `length`; all tokens if their keys depend on the length of the text, so read length() afterwards.
+  void keep(int64_t length) {
+    if (length >= length_) return;
+    length_ = tokens_.defined() ? 0 : length;
+    tokens_ = {};
+  }
 
  private:
   friend struct LlamaAttentionImpl;

@@ -412,7 +412,10 @@ bool Run::evaluated(const Values& metrics) {
 std::optional<std::filesystem::path> Run::best_checkpoint() const {
   if (options_.prefix.empty() || !best_) return std::nullopt;
   const auto folder = checkpoint::step_folder(options_.prefix, best_step_);
-  return checkpoint::is_complete(folder) ? std::optional(folder) : std::nullopt;
+  // Ranks may see a file system differently, and all must load the same.
+  const bool sees = trainer_.is_main_process() && checkpoint::is_complete(folder);
+  const auto seen = at::full({}, sees ? 1.0 : 0.0, at::TensorOptions(trainer_.world().traits().device));
+  return trainer_.reduce(seen).item<double>() > 0 ? std::optional(folder) : std::nullopt;
 }
 
 void Run::save(const Values& metrics) {

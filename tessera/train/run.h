@@ -89,7 +89,7 @@ class Run {
   /// checkpoint. Returns whether the metric Keep::metric, or else the first one, is the best of the run so far, including the part before
   /// it was resumed; then Keep::best saves a checkpoint. Collective.
   bool evaluated(const Values& metrics);
-  /// The checkpoint of the best evaluation, if Keep::best keeps it.
+  /// The checkpoint of the best evaluation, if Keep::best keeps it. Collective.
   std::optional<std::filesystem::path> best_checkpoint() const;
 
   /// Saves a checkpoint in addition to those of the options, unless no step was taken since the last checkpoint. Metrics and the numbers

@@ -38,7 +38,7 @@ def check_files(root, torch):
     for name in names:
         path = root / name
         if re.match(r"bin/tessera$|lib/libtessera[^/]*\.so", name) and not path.is_symlink():
-            assert "[$ORIGIN/../lib:$ORIGIN/../../torch/lib:/opt/torch/lib]" in run("readelf", "-d", path), name
+            assert "[$ORIGIN:$ORIGIN/../lib:$ORIGIN/../../torch/lib:/opt/torch/lib]" in run("readelf", "-d", path), name
         elif name.startswith(("lib/cmake", "lib/pkgconfig", "share")):
             text = path.read_text()
             assert str(torch) not in text and str(BUILD) not in text, f"{name} names folders of this build"
