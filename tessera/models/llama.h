@@ -35,7 +35,7 @@ class LlamaCache {
   void keep(int64_t length) {
     if (length >= length_) return;
     length_ = tokens_.defined() ? 0 : length;
-    tokens_ = {};
+    tokens_ = at::Tensor();
   }
 
  private:
