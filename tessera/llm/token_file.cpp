@@ -464,7 +464,8 @@ TokenFile::TokenFile(const fs::path& path) : path_(path) {
              static_cast<size_t>(file.info("tokens").bytes()) / sizeof(int32_t)};
   ends_ = {reinterpret_cast<const int64_t*>(bytes + file.offset("ends")), static_cast<size_t>(file.info("ends").bytes()) / sizeof(int64_t)};
   vocabulary_ = std::strtoll(vocabulary->second.c_str(), nullptr, 10);
-  pairs_ = file.metadata().contains("pairs");
+  const auto pairs = file.metadata().find("pairs");
+  pairs_ = pairs != file.metadata().end() && pairs->second == "1";
   if (pairs_ && ends_.size() % 2 != 0) throw unlike(fmt::format("it has pairs, but {} documents", ends_.size()));
   checksum_ = file.checksum("tokens");
   int64_t before = 0;
