@@ -1,4 +1,4 @@
-// What the recipe for language models learns: texts, or a preference between two answers.
+// The losses of the recipe for language models: of texts, or of a preference between two answers.
 #pragma once
 
 #include <tessera/comm/simulation.h>

@@ -1,4 +1,4 @@
-// What the recipe for language models writes: the model, its adapters, and texts that it continues.
+// Writes the results of the recipe for language models: the model, its adapters, and texts that it continues.
 #pragma once
 
 #include <fmt/format.h>

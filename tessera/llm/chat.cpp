@@ -193,7 +193,7 @@ std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, co
   const auto is_answer = [](const Json& message) { return message["role"] == "assistant"; };
   const auto answer = std::find_if(messages.begin(), messages.end(), is_answer);
   const auto first = static_cast<size_t>(answer - messages.begin());
-  // What the template writes as the beginning of any answer. Some templates write it after the last message even if not asked to.
+  // `head` is how the template begins any answer. Some templates write it after the last message even if not asked to.
   const std::string_view text = whole.text;
   const bool within = first > 0 && first < messages.size();
   const Json before = within ? Json(Json::array_t(messages.begin(), answer)) : messages;

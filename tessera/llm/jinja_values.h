@@ -63,7 +63,7 @@ std::string json_of(const Value& value, const Arguments& options);
 /// A list of the values of a list, the keys of a dict, the characters of a text.
 Value list_of(const Value& value);
 const Value* find(const Value& value, const Value& key);
-/// value[key]; undefined if there is no such item.
+/// Returns value[key], or an undefined value if the key is missing.
 Value item_of(const Value& value, const Value& key);
 
 /// As Python's strip(), lstrip() or rstrip(): the text without blanks, or characters of `set`, at its ends.
