@@ -5,6 +5,7 @@
 #include <tessera/base/no_copy.h>
 #include <tessera/comm/communicator.h>
 #include <tessera/models/gpt.h>
+#include <tessera/shard/options.h>
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
