@@ -47,6 +47,9 @@ class Attempts {
         come_back(gone);
       }
     }
+  } catch (const JobEnded& job) {
+    say("the job has ended" + (job.ending.report.empty() ? "" : ": " + job.ending.report));
+    return job.ending;
   } catch (const Interrupted& interrupted) {
     return {.status = 128 + interrupted.signal, .interrupted = true};
   }

@@ -49,6 +49,12 @@ struct NodeGone : CommError {
   using CommError::CommError;
 };
 
+/// Thrown to a launcher that was started while the job ran, if the job ends before there is another attempt; not an Error, because the
+/// ending says whether anything was wrong.
+struct JobEnded {
+  Ending ending;
+};
+
 class Nodes {
  public:
   struct Hooks {

@@ -183,6 +183,25 @@ TEST(Nodes, TakeBackOneThatComesAgain) {
   EXPECT_THAT(one.err, HasSubstr("launch: the job runs already; waiting for its next attempt\n"));
 }
 
+TEST(Nodes, EndWithTheJobThatEndsWithoutThem) {
+  const Folder folder;
+  const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1", "--node-timeout", "3"}};
+  const auto go = (folder / "go").string();
+  const auto script = shell("[ $RANK = 1 ] || while [ ! -e " + go + " ]; do sleep 0.05; done; echo ends");
+  auto second = cluster.start(1, "1", script), first = cluster.start(0, "1", script);
+  EXPECT_THAT(second.read_line(), HasSubstr("ends"));
+  std::this_thread::sleep_for(std::chrono::seconds(1));  // until node 0 knows that
+  ::kill(second.pid(), SIGKILL);
+  auto again = cluster.start(1, "1", script);
+  std::this_thread::sleep_for(std::chrono::seconds(4));  // longer than a node that still runs may be silent
+  std::ofstream{go};
+  const auto zero = first.end(), one = again.end();
+  EXPECT_EQ(zero.status, 0) << zero.err;
+  EXPECT_EQ(zero.out, "[rank 0] ends\n");
+  EXPECT_EQ(one.status, 0) << one.err;
+  EXPECT_THAT(one.err, HasSubstr("launch: the job has ended\n"));
+}
+
 TEST(Nodes, EndWhenTheFirstOneIsGone) {
   const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1", "--node-timeout", "2", "--grace", "1"}};
   const auto script = shell("echo ready $$; exec sleep 100");

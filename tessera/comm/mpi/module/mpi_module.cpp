@@ -7,7 +7,9 @@
 #include <array>
 #include <climits>
 #include <cstring>
+#include <map>
 #include <stdexcept>
+#include <vector>
 
 #include "tessera/comm/mpi/mpi_calls.h"
 
@@ -163,8 +165,16 @@ class Library final : public MpiCalls {
     return pending("MPI_Iallgather", MPI_Iallgather, from, run.count, run.type, whole, run.count, run.type, comm(communicator));
   }
   MpiPending broadcast(std::span<std::byte> bytes, int root, MpiHandle communicator) override {
-    const Run run(bytes.size());
-    return pending("MPI_Ibcast", MPI_Ibcast, bytes.data(), run.count, run.type, root, comm(communicator));
+    // In parts, because MPICH 4.0 reports an error for more than 2 GiB, whatever their type.
+    std::vector<MpiHandle> parts;
+    do {
+      const auto part = bytes.first(std::min<size_t>(bytes.size(), INT_MAX));
+      bytes = bytes.subspan(part.size());
+      parts.push_back(
+          *pending("MPI_Ibcast", MPI_Ibcast, part.data(), static_cast<int>(part.size()), MPI_BYTE, root, comm(communicator)));
+    } while (!bytes.empty());
+    for (size_t i = 1; i < parts.size(); i++) next_parts_[parts[i - 1]] = parts[i];
+    return parts.front();
   }
   MpiPending all_reduce(void* values, size_t count, MpiType type, MpiOp op, MpiHandle communicator) override {
     const auto [native, with] = native_of(type, op);
@@ -179,6 +189,12 @@ class Library final : public MpiCalls {
     int ended = 0;
     auto native = native_of_handle<MPI_Request>(request);
     expect(MPI_Test(&native, &ended, MPI_STATUS_IGNORE), "MPI_Test");
+    if (ended != 0) {
+      if (const auto next = next_parts_.extract(request)) {
+        request = next.mapped();
+        return false;
+      }
+    }
     request = handle_of(native);
     return ended != 0;
   }
@@ -255,6 +271,7 @@ class Library final : public MpiCalls {
   static constexpr std::array<MPI_User_function*, 3> kOf = {combine<T, MpiOp::Sum>, combine<T, MpiOp::Min>, combine<T, MpiOp::Max>};
 
   std::function<void()> before_finish_;
+  std::map<MpiHandle, MpiHandle> next_parts_;  // of broadcasts under way
   MPI_Datatype pair_ = MPI_DATATYPE_NULL;
   std::array<MPI_Op, 3> half_ops_ = {MPI_OP_NULL, MPI_OP_NULL, MPI_OP_NULL};
   std::array<MPI_Op, 3> bfloat16_ops_ = half_ops_;
