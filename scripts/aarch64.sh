@@ -58,7 +58,8 @@ if [ ! -e "$folder/sysroot/.whole" ]; then
   find "$folder/sysroot/usr" -type l -lname '/*' -printf '%p\t%l\n' | while IFS=$'\t' read -r link target; do
     ln -sfrn "$folder/sysroot$target" "$link"
   done
-  # What libtorch reads of its processor: qemu takes these files before those of the processor that runs it.
+  # qemu takes the files of that Debian before those of this machine, whose devices and temporary files are meant, but not its processor.
+  rm -rf --one-file-system "$folder/sysroot/dev" "$folder/sysroot/tmp"
   [ ! -L "$folder/sysroot/proc" ] || rm "$folder/sysroot/proc"  # debootstrap may have linked it to this machine's
   mkdir -p "$folder/sysroot/proc" "$folder/sysroot/sys/devices/system/cpu/cpu0/regs/identification"
   echo 0x00000000413fd0c1 >"$folder/sysroot/sys/devices/system/cpu/cpu0/regs/identification/midr_el1"
