@@ -67,7 +67,7 @@ SCENES = [
           begin="[█▓▒░]", rows=80),
     Scene("top", "tessera top: ranks, step, rate, memory, who is late, and the curve of the loss", "tessera top run",
           until=r"step \d{4}", beside=RECORDED.format(8), rows=24),
-    Scene("help", "the help of tessera: its commands, and examples", "tessera --help"),
+    Scene("help", "the help of tessera: its commands, and examples", "tessera --help", rows=60),
 ]
 
 
@@ -103,7 +103,7 @@ class Terminal:
             output = os.read(self.fd, 65536)
         except OSError:  # how Linux says that nobody has the terminal open any more
             return False
-        self.stream.feed(output)
+        self.stream.feed(output.replace(f"{ROOT}/build/bin/".encode(), b""))  # which PATH would have
         return bool(output)
 
     def run(self, until=""):
