@@ -456,7 +456,11 @@ endif()
 
 # Paths s3:// against a real server of S3, with faults.
 if(CURL_FOUND AND EXISTS "${PROJECT_SOURCE_DIR}/build/python/s3/moto")
-  foreach(_part IN ITEMS Checkpoints Faults Kills Losses Settings)
+  set(_of_stores Checkpoints Losses Settings)
+  if(TESSERA_LONG_TESTS)
+    list(APPEND _of_stores Faults Kills)
+  endif()
+  foreach(_part IN LISTS _of_stores)
     other_test(s3/${_part} COMMAND "${PROJECT_SOURCE_DIR}/build/python/bin/python" "${PROJECT_SOURCE_DIR}/tests/s3/s3.py"
       $<TARGET_FILE:tessera_cli> $<TARGET_FILE:mnist> ${_part})
     set_tests_properties(s3/${_part} PROPERTIES TIMEOUT 200)
