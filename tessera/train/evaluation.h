@@ -28,7 +28,7 @@ class Evaluation {
   std::default_sentinel_t end() { return {}; }
 
  private:
-  friend data::BatchIterator<Evaluation>;
+  friend class data::BatchIterator<Evaluation>;
   std::optional<data::Samples> next();
   data::Loop loop() { return loader_.loop(); }
   void end_step();

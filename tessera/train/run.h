@@ -104,7 +104,7 @@ class Run {
   bool stopped() const { return stopped_; }
 
  private:
-  friend data::BatchIterator<Run>;
+  friend class data::BatchIterator<Run>;
   struct Parts;
 
   void go_on();
