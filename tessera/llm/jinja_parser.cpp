@@ -30,7 +30,7 @@ bool is_letter(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
 [[noreturn]] void refuse_template(int line, std::string_view why) {
-  throw ConfigError("the chat template, line {}: {}", line, why);
+  throw ConfigError("line {}: {}", line, why);
 }
 
 std::string unescaped(std::string_view text) {
@@ -366,7 +366,7 @@ Node parsed(std::string_view text) {
   std::string lines(text);
   std::erase(lines, '\r');
   if (lines.ends_with('\n')) lines.pop_back();
-  if (data::invalid_utf8(lines)) throw ConfigError("the chat template is not UTF-8");
+  if (data::invalid_utf8(lines)) refuse_template(1, "it is not UTF-8");
   return Parser(Lexer(lines).tokens()).body("");
 }
 
