@@ -28,8 +28,16 @@ namespace tessera::data {
 inline constexpr auto kTokenizerFile = "tokenizer.json", kTokenizerConfig = "tokenizer_config.json",
                       kChatTemplateFile = "chat_template.jinja", kAddedTokensFile = "added_tokens.json";
 /// The files of a model's folder besides config.json and the weights. A tokenizer copies them unchanged.
-inline constexpr std::string_view kModelFiles[] = {kTokenizerFile,   kTokenizerConfig, kChatTemplateFile, kAddedTokensFile, "special_tokens_map.json",
-                                                   "vocab.json",     "merges.txt",     "vocab.txt",       "tokenizer.model", "generation_config.json",
+inline constexpr std::string_view kModelFiles[] = {kTokenizerFile,
+                                                   kTokenizerConfig,
+                                                   kChatTemplateFile,
+                                                   kAddedTokensFile,
+                                                   "special_tokens_map.json",
+                                                   "vocab.json",
+                                                   "merges.txt",
+                                                   "vocab.txt",
+                                                   "tokenizer.model",
+                                                   "generation_config.json",
                                                    "preprocessor_config.json"};
 
 /// Returns the texts of such files by name.

@@ -158,7 +158,8 @@ Json ChatTemplate::Inside::prepared(const Json& messages, const Form& form) cons
     const bool calls = !calls_in(message).empty();
     if (content.is_null()) {
       bool others = calls;  // or thoughts, under a key that the template reads
-      for (const auto& [key, value] : message.items()) others = others || (key != "role" && key != "content" && !value.is_null() && has(key));
+      for (const auto& [key, value] : message.items())
+        others = others || (key != "role" && key != "content" && !value.is_null() && has(key));
       if (!others) refuse(message.contains("content") ? "has a content that is null, and not text" : "has no content");
     } else if (!content.is_string() && !content.is_array()) {
       refuse(fmt::format("has a content that is {}, and not text", content.type_name()));
@@ -197,8 +198,9 @@ jinja::Rendered ChatTemplate::Inside::rendered(const Json& messages, const Json*
         auto whole = chat.render(variables);
         const auto without = first_without_calls(messages, whole);
         if (without == messages.size()) return whole;
-        failure = std::make_exception_ptr(UsageError(
-            "message {} has tool calls, which {} does not write; choose another template with --chat, or write them as text", without + 1, name));
+        failure = std::make_exception_ptr(
+            UsageError("message {} has tool calls, which {} does not write; choose another template with --chat, or write them as text",
+                       without + 1, name));
       } catch (const UsageError&) {
         if (!failure) failure = with_context(name + ", ");
       }
@@ -271,7 +273,8 @@ std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, co
     const auto& turns = whole.turns[i];
     if (turns.empty()) continue;
     if (turns.size() > 1 || turns.front().begin < end)
-      throw UsageError("{} writes message {} in several places, so its answers can't be told; put them into {{% generation %}}", name, i + 1);
+      throw UsageError("{} writes message {} in several places, so its answers can't be told; put them into {{% generation %}}", name,
+                       i + 1);
     end = turns.front().end;
     if (!is_answer(messages[i]) || i < from) continue;
     auto [begin, last] = turns.front();

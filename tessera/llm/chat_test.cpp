@@ -104,14 +104,14 @@ TEST(Chat, TakesPartsAndArgumentsAsItsTemplateDoes) {
   const auto messages = Json::parse(R"([{"role": "user", "content": [{"type": "text", "text": "p"}, {"type": "text", "text": "q"}]},
       {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{\"b\": 1.0, \"a\": \"é\"}"}}]}])");
   EXPECT_EQ(
-      template_of("{% for m in messages %}{{ m.content }}{{ m.tool_calls[0].function.arguments | tojson if m.tool_calls }}{% endfor %}")
+      template_of("{% for m in messages %}{{ m.content }}{{ m.tool_calls[0].function | tojson if m.tool_calls }}{% endfor %}")
           .prompt(messages),
-      R"(pq{"b": 1.0, "a": "é"})");
+      R"(pq{"name": "f", "arguments": {"b": 1.0, "a": "é"}})");
   EXPECT_EQ(
       template_of("{% for m in messages %}{% if m.content is not string %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %}"
-                  "{% if m.tool_calls %}{{ '' + m.tool_calls[0].function.arguments }}{% endif %}{% endfor %}")
+                  "{% if m.tool_calls %}{{ 'f' + m.tool_calls[0].function.arguments }}{% endif %}{% endfor %}")
           .prompt(messages),
-      R"(<p><q>{"b": 1.0, "a": "é"})");
+      R"(<p><q>f{"b": 1.0, "a": "é"})");
 }
 
 TEST(Chat, LosesNoToolCalls) {
@@ -139,7 +139,8 @@ TEST(Chat, LosesNoToolCalls) {
   const auto calls = template_of(
       "{% for m in messages %}{{ m.role }} {{ m.content }}{{ m.tool_calls[0].function | tojson if m.tool_calls }}\n{% endfor %}");
   std::string written;
-  for (const auto& segment : llm::documents_in(line, &calls).at(0).segments) written += segment.text;
+  const auto documents = llm::documents_in(line, &calls);
+  for (const auto& segment : documents.at(0).segments) written += segment.text;
   EXPECT_EQ(written, "user q\nassistant {\"name\": \"f\", \"arguments\": {\"f\": 1}}\ntool o\nassistant g\n");
   const auto thoughts = template_of("{% for m in messages %}{{ m.content if m.content is string }}{{ m.thinking }}{% endfor %}");
   EXPECT_EQ(thoughts.prompt(Json::parse(R"([{"role": "assistant", "content": null, "thinking": "t"}])")), "t");

@@ -283,12 +283,9 @@ class Parser {
       } else if (skip("is")) {
         const bool inverse = skip("not");
         value = {Op::Apply, "is " + name(), {std::move(value)}};
-        if (skip("(")) {
-          value = items(std::move(value), ")");
-        } else if (now().sort == Sort::Quoted || now().sort == Sort::Number || at("[") ||
-                   (now().sort == Sort::Name && !is_listed(" else or and is if in not ", now().text))) {
+        if (now().sort == Sort::Quoted || now().sort == Sort::Number || at("(") || at("[") ||
+            (now().sort == Sort::Name && !is_listed(" else or and is if in not ", now().text)))
           value.kids.push_back(suffixed(primary()));
-        }
         if (inverse) value = {Op::Apply, "not", {std::move(value)}};
       } else {
         return value;

@@ -59,7 +59,8 @@ Json sharegpt(const Json& line) {
       const auto from = text_in(message, "from");
       const auto role = roles.find(from);
       if (role == roles.end())
-        throw UsageError("message {} is from '{}'; write human, gpt, system, function_call or observation", messages.size() + 1, printable(from));
+        throw UsageError("message {} is from '{}'; write human, gpt, system, function_call or observation", messages.size() + 1,
+                         printable(from));
       message["role"] = role->second;
       message["content"] = message.value("value", message.value("content", Json()));
       message.erase("from");
@@ -124,7 +125,8 @@ std::vector<Document> pair_in(const Json& line, const ChatTemplate* chat) {
     while (shared < std::min(chosen.size(), rejected.size()) && chosen[shared] == rejected[shared]) shared++;
     for (const auto* each : {&chosen, &rejected}) {
       if (shared < each->size() && each->at(shared).value("role", Json()) != "assistant")
-        throw UsageError("chosen and rejected differ in message {}, which is not an answer; both must begin with the same prompt", shared + 1);
+        throw UsageError("chosen and rejected differ in message {}, which is not an answer; both must begin with the same prompt",
+                         shared + 1);
     }
     if (shared > 0 || !prompt) return {conversation(line, chosen, shared, chat), conversation(line, rejected, shared, chat)};
   }
