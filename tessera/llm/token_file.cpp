@@ -72,15 +72,12 @@ size_t tokens_before(std::span<const int32_t> before, std::span<const int32_t> t
   auto end = static_cast<size_t>(std::ranges::mismatch(before, tokens).in1 - before.begin());
   crosses = end < before.size();
   if (!crosses) return end;
-  before = before.subspan(end);
-  tokens = tokens.subspan(end);
-  const auto wanted = tokenizer.decode(before, data::Tokenizer::Special::Shown);
+  const size_t from = end > 0 ? end - 1 : 0;  // a decoder may leave out a blank at the beginning
+  const auto wanted = tokenizer.decode(before.subspan(from), data::Tokenizer::Special::Shown);
   std::string text;
   // A part of a character is decoded as at most three bytes for each of its bytes.
-  for (size_t count = 1; count <= tokens.size() && text.size() <= 3 * wanted.size(); count++, end++) {
-    if (text.starts_with(wanted)) break;
-    text = tokenizer.decode(tokens.first(count), data::Tokenizer::Special::Shown);
-  }
+  while (end < tokens.size() && !text.starts_with(wanted) && text.size() <= 3 * wanted.size())
+    text = tokenizer.decode(tokens.subspan(from, ++end - from), data::Tokenizer::Special::Shown);
   crosses = text != wanted;
   return end;
 }

@@ -110,6 +110,17 @@ TEST(Lines, LearnNothingOfAPrompt) {
   EXPECT_THAT(tokens("xc", "dx"), ElementsAre(begin, x, only_read(cd), 'x'));
   EXPECT_THAT(tokens("xcd", "ex"), ElementsAre(begin, x, only_read(cde), 'x'));
   EXPECT_THAT(tokens("xa", "x"), ElementsAre(begin, x, only_read('a'), 'x'));
+  // SentencePiece has a blank and the letter after it in one token.
+  const data::Tokenizer pieces({.tokens = {"<unk>", "<s>", "</s>", "\u2581", "a", "q", "\u2581a", "\u2581q"},
+                                .merges = {},
+                                .added = {},
+                                .special = {},
+                                .pre = {},
+                                .unknown = 0,
+                                .model = "llama",
+                                .scores = {0, 0, 0, -5, -4, -3, -2, -1},
+                                .spaces = {.added = true}});
+  EXPECT_THAT(llm::tokens_of_line(R"({"prompt": "q ", "completion": "aq"})", pieces, {}).at(0), ElementsAre(only_read(7), only_read(6), 5));
   // transformers learns such a token where a template has it in its {% generation %}.
   const Folder folder;
   write_file(folder / "x.jinja", "{% for m in messages %}x{% generation %}a{{ m.content }}{% endgeneration %}{% endfor %}");
