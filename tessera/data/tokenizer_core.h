@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -24,7 +26,28 @@
 namespace tessera::data {
 
 inline constexpr auto kTokenizerFile = "tokenizer.json", kTokenizerConfig = "tokenizer_config.json",
-                      kChatTemplateFile = "chat_template.jinja";
+                      kChatTemplateFile = "chat_template.jinja", kAddedTokensFile = "added_tokens.json";
+/// The files of a model's folder besides config.json and the weights. A tokenizer copies them unchanged.
+inline constexpr std::string_view kModelFiles[] = {kTokenizerFile,
+                                                   kTokenizerConfig,
+                                                   kChatTemplateFile,
+                                                   kAddedTokensFile,
+                                                   "special_tokens_map.json",
+                                                   "vocab.json",
+                                                   "merges.txt",
+                                                   "vocab.txt",
+                                                   "tokenizer.model",
+                                                   "generation_config.json",
+                                                   "preprocessor_config.json"};
+
+/// Returns the texts of such files by name.
+std::map<std::string, std::string> files_beside(const std::filesystem::path& folder);
+
+struct FoundTemplate {
+  std::string text, file;
+};
+/// The chat template in such files, and the name of the file that has it; empty if there is none.
+FoundTemplate chat_template_in(const std::map<std::string, std::string>& files);
 
 /// A cache of the tokens of words. Of two words with the same hash it keeps the last one; long words are not cached. The system allocates
 /// its memory as words are added.
@@ -108,9 +131,6 @@ struct TokenizerCore {
     KnownWords words;
   };
   Scratch& scratch() const;
-
-  /// The chat template in `files`; empty if there is none.
-  std::string chat_template() const;
 
   /// Builds the tables for encoding from tokens, merges and added tokens.
   void complete();

@@ -23,8 +23,6 @@ using Step = PreTokenizer::Step;
 using Behavior = PreTokenizer::Behavior;
 using Prefix = PreTokenizer::Prefix;
 
-// Other files of a tokenizer's folder, which write() copies unchanged.
-constexpr std::string_view kBeside[] = {kTokenizerConfig, "special_tokens_map.json", kChatTemplateFile, "generation_config.json"};
 constexpr auto kMostTokens = 1 << 24;
 constexpr auto kLetTransformersMakeIt = "let transformers make it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)";
 const std::map<std::string, Behavior> kBehaviors = {{"Isolated", Behavior::Isolated},
@@ -223,14 +221,6 @@ class TokenizerFile {
   TokenizerCore& core_;
 };
 
-std::map<std::string, std::string> files_beside(const fs::path& folder) {
-  std::map<std::string, std::string> files;
-  for (const auto name : kBeside) {
-    if (is_there(folder / name)) files[std::string(name)] = InputFile(folder / name).read_all();
-  }
-  return files;
-}
-
 Json json_in(const std::string& text) {
   return Json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
@@ -251,8 +241,7 @@ std::shared_ptr<const TokenizerCore> core_of_model_file(const fs::path& path) tr
   };
   const auto named = config.value("added_tokens_decoder", Json::object());
   for (const auto& [id, token] : named.items()) add(number_of<int64_t>(id).value_or(-1), token);
-  const auto file = folder / "added_tokens.json";
-  const auto more = is_there(file) ? json_in(InputFile(file).read_all()) : Json::object();
+  const auto more = files.contains(kAddedTokensFile) ? json_in(files[kAddedTokensFile]) : Json::object();
   for (const auto& [token, id] : more.items()) add(id, {{"content", token}});
   for (const auto& token : description["added_tokens"]) added.push_back(token);
   description["added_tokens"] = added;
@@ -262,6 +251,14 @@ std::shared_ptr<const TokenizerCore> core_of_model_file(const fs::path& path) tr
 }
 
 }  // namespace
+
+std::map<std::string, std::string> files_beside(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto name : kModelFiles) {
+    if (is_there(folder / name)) files[std::string(name)] = InputFile(folder / name).read_all();
+  }
+  return files;
+}
 
 std::string to_base64(std::string_view bytes) {
   std::string text;
@@ -295,19 +292,16 @@ std::shared_ptr<const TokenizerCore> core_of(const std::string& where, const Jso
   throw IoError("{} is damaged: {}", where, first_line(error));
 }
 
-std::string TokenizerCore::chat_template() const {
-  if (const auto whole = files.find(kChatTemplateFile); whole != files.end()) return whole->second;
+FoundTemplate chat_template_in(const std::map<std::string, std::string>& files) {
+  if (const auto whole = files.find(kChatTemplateFile); whole != files.end()) return {whole->second, kChatTemplateFile};
   const auto config = files.find(kTokenizerConfig);
-  if (config == files.end()) return "";
-  const auto json = json_in(config->second);
+  const auto json = config == files.end() ? Json() : json_in(config->second);
   auto found = json.is_object() ? json.value("chat_template", Json()) : Json();
   // Some tokenizers have several templates, with names.
-  if (found.is_array()) {
-    const auto standard =
-        std::ranges::find_if(found, [](const Json& each) { return each.is_object() && each.value("name", Json()) == "default"; });
-    found = standard == found.end() ? Json() : standard->value("template", Json());
+  for (const auto& each : found.is_array() ? Json(found) : Json::array()) {
+    if (each.is_object() && each.value("name", Json()) == "default") found = each.value("template", Json());
   }
-  return found.is_string() ? found.get<std::string>() : "";
+  return found.is_string() ? FoundTemplate{found.get<std::string>(), kTokenizerConfig} : FoundTemplate{};
 }
 
 Tokenizer::Tokenizer(const BpeVocabulary& vocabulary) : core_(core_of(vocabulary, description_of(vocabulary), {})) {}

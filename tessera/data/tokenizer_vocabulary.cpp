@@ -236,8 +236,12 @@ std::shared_ptr<const TokenizerCore> core_of(const BpeVocabulary& vocabulary, co
 
 BpeVocabulary Tokenizer::vocabulary() const {
   const bool by_bytes = core_->model == TokenModel::BytePairs;
-  BpeVocabulary result{
-      .tokens = core_->tokens, .merges = {}, .added = {}, .special = {}, .pre = {}, .chat_template = core_->chat_template()};
+  BpeVocabulary result{.tokens = core_->tokens,
+                       .merges = {},
+                       .added = {},
+                       .special = {},
+                       .pre = {},
+                       .chat_template = chat_template_in(core_->files).text};
   if (core_->first.size() > 1 || core_->last.size() > 1) refuse_place("texts begin or end with several tokens");
   for (const auto& token : core_->added) {
     const auto* flag = token.lstrip                                                           ? "lstrip"

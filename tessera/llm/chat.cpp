@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <exception>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
@@ -10,6 +12,7 @@
 #include "tessera/base/input_file.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/gguf/gguf.h"
+#include "tessera/data/tokenizer_core.h"
 #include "tessera/llm/jinja.h"
 
 namespace tessera::llm {
@@ -19,13 +22,7 @@ namespace fs = std::filesystem;
 using Json = ChatTemplate::Json;
 
 constexpr auto kText = "chat_template";
-
-constexpr std::string_view kCheck = R"({% for m in messages %}
-{% if m.role not in ['system', 'user', 'assistant'] %}
-{{ raise_exception("a message has the role '" ~ m.role ~ "'; choose system, user or assistant") }}
-{% elif m.tool_calls or m.content is not string %}
-{{ raise_exception('it has tool calls, which only templates of models write; leave --chat out, or give a file') }}
-{% endif %}{% endfor %})";
+constexpr std::array<std::string_view, 4> kRoles = {"system", "user", "assistant", "tool"};
 
 constexpr std::pair<std::string_view, std::string_view> kNamed[] = {
     {"chatml", R"({% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' }}
@@ -49,77 +46,80 @@ constexpr std::pair<std::string_view, std::string_view> kNamed[] = {
 {%- if turns|length > 1 or add_generation_prompt %}{{ '### Response:\n' }}{% endif %}
 {% if turns|length > 1 %}{% generation %}{{ turns[1].content }}{% endgeneration %}{% endif %})"}};
 
-/// The special tokens of a model, and its template.
-Json description_of(const fs::path& model) {
-  auto found = Json::object();
+/// The special tokens of a model and the text of its template, which `place` has.
+struct Described {
+  Json values = Json::object();
+  fs::path place;
+};
+
+Described description_of(const fs::path& model) {
+  Described found{.place = model};
   if (!is_folder(model)) {
     const checkpoint::GgufFile file(model);
     const auto* tokens = file.texts("tokenizer.ggml.tokens");
     for (const auto& [name, key] :
          {std::pair{"bos_token", "bos"}, {"eos_token", "eos"}, {"unk_token", "unknown"}, {"pad_token", "padding"}}) {
       const auto id = file.integer(fmt::format("tokenizer.ggml.{}_token_id", key));
-      if (tokens != nullptr && id && *id >= 0 && *id < std::ssize(*tokens)) found[name] = (*tokens)[static_cast<size_t>(*id)];
+      if (tokens != nullptr && id && *id >= 0 && *id < std::ssize(*tokens)) found.values[name] = (*tokens)[static_cast<size_t>(*id)];
     }
-    if (const auto text = file.text("tokenizer.chat_template")) found[kText] = *text;
+    if (const auto text = file.text("tokenizer.chat_template")) found.values[kText] = *text;
     return found;
   }
-  for (const auto* name : {"special_tokens_map.json", "tokenizer_config.json"}) {
-    const auto file = model / name;
-    if (!is_there(file)) continue;
-    const auto json = Json::parse(InputFile(file).read_all(), nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object()) throw IoError("{} is damaged: it is not a JSON object", file);
+  const auto files = data::files_beside(model);
+  for (const auto* name : {"special_tokens_map.json", data::kTokenizerConfig}) {
+    const auto file = files.find(name);
+    if (file == files.end()) continue;
+    const auto json = Json::parse(file->second, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object()) throw IoError("{} is damaged: it is not a JSON object", model / name);
     for (const auto& [key, value] : json.items()) {
       const auto text = value.is_object() ? value.value("content", Json()) : value;
-      if (key.ends_with("_token") && text.is_string()) found[key] = text;
+      if (key.ends_with("_token") && text.is_string()) found.values[key] = text;
     }
-    auto text = json.value(kText, Json());
-    for (const auto& each : text.is_array() ? text : Json::array()) {
-      if (each.is_object() && each.value("name", Json()) == "default") found[kText] = each.value("template", Json());
-    }
-    if (text.is_string()) found[kText] = text;
   }
-  if (const auto file = model / "chat_template.jinja"; is_there(file)) found[kText] = InputFile(file).read_all();
+  if (const auto [text, name] = data::chat_template_in(files); !text.empty()) {
+    found.values[kText] = text;
+    found.place /= name;
+  }
   return found;
 }
 
-/// Messages as templates read them: arguments of tools as objects, where `objects`, and parts of contents as one text, unless `parts`.
-/// Throws UsageError for a message that no template writes.
-Json prepared(const Json& messages, bool parts, bool objects) {
-  if (!messages.is_array()) throw UsageError("messages is not a list");
-  if (messages.empty()) throw UsageError("a conversation has no messages");
-  auto out = messages;
-  for (size_t i = 0; i < out.size(); i++) {
-    const auto refuse = [&](std::string_view why) { throw UsageError("message {} {}", i + 1, why); };
-    auto& message = out[i];
-    if (!message.is_object() || !message.contains("role") || !message["role"].is_string()) refuse("has no role");
-    const bool calls = message.value("tool_calls", Json()).is_array() && !message["tool_calls"].empty();
-    const auto content = message.value("content", Json());
-    if (!message.contains("content") && !calls) refuse("has no content");
-    if (!content.is_string() && !content.is_array() && !(content.is_null() && calls))
-      refuse(fmt::format("has a content that is {}, and not text", content.type_name()));
-    std::string text;
-    for (const auto& part : content.is_array() ? content : Json::array()) {
-      if (!part.is_object() || part.value("type", Json("text")) != "text" || !part.value("text", Json()).is_string())
-        refuse("has a part of its content that is not a text: " + printable(part.dump()).substr(0, 80));
-      text += part["text"].get_ref<const std::string&>();
-    }
-    if (content.is_array() && !parts) message["content"] = text;
-    if (!calls || !objects) continue;
-    for (auto& call : message["tool_calls"]) {
-      auto& function = call.is_object() && call.contains("function") ? call["function"] : call;
-      if (!function.is_object() || !function.contains("arguments") || !function["arguments"].is_string()) continue;
-      const auto parsed = Json::parse(function["arguments"].get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
-      if (parsed.is_object()) function["arguments"] = parsed;
+/// How messages are written that templates want in different ways.
+struct Form {
+  bool objects;  // whether arguments of tools are objects, or as they are given
+  Json empty;    // the content where there is none, "" or null; as it is given if discarded
+};
+
+/// The calls of tools in a message.
+Json calls_in(const Json& message) {
+  auto calls = message.value("tool_calls", Json());
+  return calls.is_array() ? calls : Json::array();
+}
+
+auto& function_of(auto& call) {
+  return call.is_object() && call.contains("function") ? call["function"] : call;
+}
+
+/// The number of the first message with a call that a text lacks; the number of messages if there is none.
+size_t first_without_calls(const Json& messages, const jinja::Rendered& whole) {
+  size_t i = 0;
+  for (; i < messages.size(); i++) {
+    const auto& turns = whole.turns[i];
+    const auto begin = turns.empty() ? 0 : turns.front().begin, end = turns.empty() ? whole.text.size() : turns.back().end;
+    const auto written = std::string_view(whole.text).substr(begin, end - begin);
+    for (const auto& call : calls_in(messages[i])) {
+      const auto& function = function_of(call);
+      const auto name = function.is_object() ? function.value("name", Json()) : Json();
+      if (!name.is_string() || written.find(name.get_ref<const std::string&>()) == std::string_view::npos) return i;
     }
   }
-  return out;
+  return i;
 }
 
 }  // namespace
 
 struct ChatTemplate::Inside {
-  /// `described`: bos_token and so on, and the template's text.
-  explicit Inside(Json described, bool named = false) : description(std::move(described)), chat(text()), named(named) {
+  /// `described`: bos_token and so on, and the template's text. Errors call the template by its name.
+  Inside(Json described, std::string name) : description(std::move(described)), name(std::move(name)), chat(text()) {
     try {
       const auto probe = Json::parse(R"([{"role": "user", "content": [{"type": "text", "text": "probe"}]}])");
       const auto seen = rendered(probe, nullptr, false).text;
@@ -131,34 +131,92 @@ struct ChatTemplate::Inside {
   }
 
   const std::string& text() const { return description[kText].get_ref<const std::string&>(); }
-  jinja::Rendered rendered(const Json& messages, const Json* tools, bool prompt) const {
-    auto variables = description;
-    variables["tools"] = tools == nullptr || tools->empty() ? Json() : *tools;
-    variables["documents"] = nullptr;
-    variables["add_generation_prompt"] = prompt;
-    variables["messages"] = prepared(messages, reads_parts, true);
-    try {
-      return chat.render(variables);
-    } catch (const UsageError&) {
-      auto others = prepared(messages, reads_parts, false);  // some templates take arguments of tools only as texts
-      if (others == variables["messages"]) throw;
-      variables["messages"] = std::move(others);
-      return chat.render(variables);
-    }
-  }
+  bool has(const std::string& word) const { return text().find(word) != std::string::npos; }
+  Json prepared(const Json& messages, const Form& form) const;
+  jinja::Rendered rendered(const Json& messages, const Json* tools, bool prompt) const;
   std::vector<jinja::Range> answers(const Json& messages, const Json* tools, const jinja::Rendered& whole, size_t from) const;
 
   Json description;
+  std::string name;
   jinja::Template chat;
-  bool named, reads_parts = true;
+  bool named = false, reads_parts = true;
 };
+
+/// Messages as the template reads them. Throws UsageError for a message that no template writes.
+Json ChatTemplate::Inside::prepared(const Json& messages, const Form& form) const {
+  if (!messages.is_array()) throw UsageError("messages is not a list");
+  if (messages.empty()) throw UsageError("a conversation has no messages");
+  auto out = messages;
+  for (size_t i = 0; i < out.size(); i++) {
+    const auto refuse = [&](std::string_view why) { throw UsageError("message {} {}", i + 1, why); };
+    auto& message = out[i];
+    if (!message.is_object() || !message.contains("role") || !message["role"].is_string()) refuse("has no role");
+    const auto& role = message["role"].get_ref<const std::string&>();
+    if (std::ranges::find(kRoles, role) == std::end(kRoles) && !has("'" + role + "'") && !has('"' + role + '"'))
+      refuse(fmt::format("has the role '{}', which {} does not name; choose one of {}", printable(role), name, joined(kRoles)));
+    const auto content = message.value("content", Json());
+    const bool calls = !calls_in(message).empty();
+    if (content.is_null()) {
+      bool others = calls;  // or thoughts, under a key that the template reads
+      for (const auto& [key, value] : message.items())
+        others = others || (key != "role" && key != "content" && !value.is_null() && has(key));
+      if (!others) refuse(message.contains("content") ? "has a content that is null, and not text" : "has no content");
+    } else if (!content.is_string() && !content.is_array()) {
+      refuse(fmt::format("has a content that is {}, and not text", content.type_name()));
+    }
+    std::string text;
+    for (const auto& part : content.is_array() ? content : Json::array()) {
+      if (!part.is_object() || part.value("type", Json("text")) != "text" || !part.value("text", Json()).is_string())
+        refuse("has a part of its content that is not a text: " + printable(part.dump()).substr(0, 80));
+      text += part["text"].get_ref<const std::string&>();
+    }
+    if (content.is_array() && !reads_parts) message["content"] = text;
+    if (form.empty.is_string() ? content.is_null() : form.empty.is_null() && calls && content == "") message["content"] = form.empty;
+    if (!calls || !form.objects) continue;
+    for (auto& call : message["tool_calls"]) {
+      auto& function = function_of(call);
+      if (!function.is_object() || !function.contains("arguments") || !function["arguments"].is_string()) continue;
+      const auto parsed = Json::parse(function["arguments"].get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
+      if (parsed.is_object()) function["arguments"] = parsed;
+    }
+  }
+  return out;
+}
+
+jinja::Rendered ChatTemplate::Inside::rendered(const Json& messages, const Json* tools, bool prompt) const {
+  auto variables = description;
+  variables["tools"] = tools == nullptr || tools->empty() ? Json() : *tools;
+  variables["documents"] = nullptr;
+  variables["add_generation_prompt"] = prompt;
+  std::exception_ptr failure;
+  for (const bool objects : {true, false}) {
+    for (const auto& empty : {Json(Json::value_t::discarded), Json(""), Json()}) {
+      auto given = prepared(messages, {objects, empty});
+      if (given == variables["messages"]) continue;
+      variables["messages"] = std::move(given);
+      try {
+        auto whole = chat.render(variables);
+        const auto without = first_without_calls(messages, whole);
+        if (without == messages.size()) return whole;
+        failure = std::make_exception_ptr(
+            UsageError("message {} has tool calls, which {} does not write; choose another template with --chat, or write them as text",
+                       without + 1, name));
+      } catch (const UsageError&) {
+        if (!failure) failure = with_context(name + ", ");
+      }
+    }
+  }
+  std::rethrow_exception(failure);
+}
 
 ChatTemplate ChatTemplate::named(std::string_view name) {
   std::vector<std::string_view> known;
   for (const auto& [each, text] : kNamed) {
     known.push_back(each);
     if (each != name) continue;
-    return ChatTemplate(std::make_shared<Inside>(Json{{kText, fmt::format("{}{}", kCheck, text)}}, true));
+    const auto inside = std::make_shared<Inside>(Json{{kText, text}}, fmt::format("the chat template {}", name));
+    inside->named = true;
+    return ChatTemplate(inside);
   }
   throw ConfigError("there is no chat template '{}'; choose one of {}", printable(name), joined(known));
 }
@@ -173,13 +231,14 @@ ChatTemplate ChatTemplate::of(const fs::path& model, const fs::path& file) {
 }
 
 std::optional<ChatTemplate> ChatTemplate::made(const fs::path& model, const fs::path& from) {
-  auto described = description_of(model);
-  if (from != model) described[kText] = InputFile(from).read_all();
-  if (!described.value(kText, Json()).is_string()) return {};
+  auto [values, place] = description_of(model);
+  if (from != model) values[kText] = InputFile(place = from).read_all();
+  if (!values.contains(kText)) return {};
+  const auto name = fmt::format("the chat template in {}", place.string());
   try {
-    return ChatTemplate(std::make_shared<Inside>(std::move(described)));
+    return ChatTemplate(std::make_shared<Inside>(std::move(values), name));
   } catch (const ConfigError&) {
-    std::rethrow_exception(with_context(from.string() + ": "));
+    std::rethrow_exception(with_context(name + ", "));
   }
 }
 
@@ -214,8 +273,8 @@ std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, co
     const auto& turns = whole.turns[i];
     if (turns.empty()) continue;
     if (turns.size() > 1 || turns.front().begin < end)
-      throw UsageError(
-          "the chat template writes message {} in several places, so its answers can't be told; put them into {{% generation %}}", i + 1);
+      throw UsageError("{} writes message {} in several places, so its answers can't be told; put them into {{% generation %}}", name,
+                       i + 1);
     end = turns.front().end;
     if (!is_answer(messages[i]) || i < from) continue;
     auto [begin, last] = turns.front();
@@ -224,8 +283,7 @@ std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, co
     found.push_back({begin, begin + text.substr(begin, last - begin).find_last_not_of(" \t\r\n") + 1});
   }
   if (end == 0)
-    throw UsageError(
-        "the chat template does not write messages one by one, so its answers can't be told; put them into {{% generation %}}");
+    throw UsageError("{} does not write messages one by one, so its answers can't be told; put them into {{% generation %}}", name);
   return found;
 }
 

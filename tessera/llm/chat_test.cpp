@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/llm/jinja.h"
+#include "tessera/llm/lines.h"
 #include "tests/testing/folder.h"
 #include "tests/testing/run_program.h"
 #include "tests/testing/transports.h"
@@ -95,21 +96,61 @@ TEST(Chat, IsLearnedFromTheBeginningOfAnAnswerToItsEnd) {
   const auto twice = template_of("{% for m in messages %}{{ m.role }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}");
   EXPECT_THAT(message_of<UsageError>([&] { marked(twice, turns); }), HasSubstr("message 1 in several places"));
   const auto once = template_of("{{ messages|map(attribute='content')|join }}");
-  EXPECT_THAT(message_of<UsageError>([&] { marked(once, turns); }), HasSubstr("does not write messages one by one"));
+  EXPECT_THAT(message_of<UsageError>([&] { marked(once, turns); }),
+              AllOf(HasSubstr("does not write messages one by one"), EndsWith("put them into {% generation %}")));
 }
 
 TEST(Chat, TakesPartsAndArgumentsAsItsTemplateDoes) {
   const auto messages = Json::parse(R"([{"role": "user", "content": [{"type": "text", "text": "p"}, {"type": "text", "text": "q"}]},
       {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{\"b\": 1.0, \"a\": \"é\"}"}}]}])");
   EXPECT_EQ(
-      template_of("{% for m in messages %}{{ m.content }}{{ m.tool_calls[0].function.arguments | tojson if m.tool_calls }}{% endfor %}")
+      template_of("{% for m in messages %}{{ m.content }}{{ m.tool_calls[0].function | tojson if m.tool_calls }}{% endfor %}")
           .prompt(messages),
-      R"(pq{"b": 1.0, "a": "é"})");
+      R"(pq{"name": "f", "arguments": {"b": 1.0, "a": "é"}})");
   EXPECT_EQ(
       template_of("{% for m in messages %}{% if m.content is not string %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %}"
-                  "{% if m.tool_calls %}{{ '' + m.tool_calls[0].function.arguments }}{% endif %}{% endfor %}")
+                  "{% if m.tool_calls %}{{ 'f' + m.tool_calls[0].function.arguments }}{% endif %}{% endfor %}")
           .prompt(messages),
-      R"(<p><q>{"b": 1.0, "a": "é"})");
+      R"(<p><q>f{"b": 1.0, "a": "é"})");
+}
+
+TEST(Chat, LosesNoToolCalls) {
+  const auto with = [](Json content) {
+    auto messages = messages_of({{"user", "q"}});
+    messages.push_back({{"role", "assistant"}, {"content", std::move(content)}});
+    messages.back()["tool_calls"] = Json::parse(R"([{"function": {"name": "f", "arguments": "{\"f\": 1}"}}])");
+    return messages;
+  };
+  const auto none = template_of("{% for m in messages %}{{ m.content }}{% endfor %}");
+  for (const auto& content : {Json(""), Json()})
+    EXPECT_THAT(message_of<UsageError>([&] { none.prompt(with(content)); }),
+                AllOf(HasSubstr("message 2 has tool calls, which the chat template in "), HasSubstr("x.jinja does not write; choose")));
+  // Some templates write them only beside a content of null, as DeepSeek's, and others take no null.
+  const auto null = template_of(
+      "{% for m in messages %}{% if m.content is none %}<{{ m.tool_calls[0].function.name + m.tool_calls[0].function.arguments }}>"
+      "{% else %}{{ m.content }}{% endif %}{% endfor %}");
+  const auto text = template_of("{% for m in messages %}{{ '|' + m.content }}{% if m.tool_calls %}f{% endif %}{% endfor %}");
+  for (const auto& content : {Json(""), Json()}) {
+    EXPECT_EQ(null.prompt(with(content)), "q<f{\"f\": 1}>");
+    EXPECT_EQ(text.prompt(with(content)), "|q|f");
+  }
+  const auto line = Json::parse(R"({"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value":
+      "{\"name\": \"f\", \"arguments\": {\"f\": 1}}"}, {"from": "observation", "value": "o"}, {"from": "function_call", "value": "g"}]})");
+  const auto calls = template_of(
+      "{% for m in messages %}{{ m.role }} {{ m.content }}{{ m.tool_calls[0].function | tojson if m.tool_calls }}\n{% endfor %}");
+  std::string written;
+  const auto documents = llm::documents_in(line, &calls);
+  for (const auto& segment : documents.at(0).segments) written += segment.text;
+  EXPECT_EQ(written, "user q\nassistant {\"name\": \"f\", \"arguments\": {\"f\": 1}}\ntool o\nassistant g\n");
+  const auto thoughts = template_of("{% for m in messages %}{{ m.content if m.content is string }}{{ m.thinking }}{% endfor %}");
+  EXPECT_EQ(thoughts.prompt(Json::parse(R"([{"role": "assistant", "content": null, "thinking": "t"}])")), "t");
+}
+
+TEST(Chat, KnowsRoles) {
+  const auto messages = messages_of({{"developer", "d"}});
+  EXPECT_EQ(template_of("{% if messages[0].role == \"developer\" %}{{ messages[0].content }}{% endif %}").prompt(messages), "d");
+  EXPECT_THAT(message_of<UsageError>([&] { template_of("{{ messages[0].content }}").prompt(messages); }),
+              HasSubstr("x.jinja does not name; choose one of system, user, assistant, tool"));
 }
 
 TEST(Chat, ErrorsNameTheLine) {
@@ -119,7 +160,8 @@ TEST(Chat, ErrorsNameTheLine) {
                                                        {"{{ 'a", "line 1: a text has no end"},
                                                        {"{% endif %}", "line 1: the tag 'endif' is not supported"},
                                                        {"{# a", "line 1: a comment has no end"}};
-  for (const auto& [text, why] : wrong) EXPECT_THAT(message_of<ConfigError>([&] { template_of(text); }), HasSubstr(why)) << text;
+  for (const auto& [text, why] : wrong)
+    EXPECT_THAT(message_of<ConfigError>([&] { template_of(text); }), HasSubstr(std::string("x.jinja, ") + why)) << text;
   const std::pair<const char*, const char*> failing[] = {{"\n{{ nothing.at }}", "line 2: 'nothing' is undefined"},
                                                          {"{{ raise_exception('roles must alternate') }}", "line 1: roles must alternate"},
                                                          {"{{ 'a' + 1 }}", "string + number can't be computed"},
@@ -141,6 +183,9 @@ TEST(Chat, IsFoundBesideTheModel) {
   EXPECT_EQ(ChatTemplate::of(folder.path()).prompt(messages_of({{"user", "q"}})), "<s>d");
   write_file(folder / "chat_template.jinja", "{{ messages[0].content }}\n\n");
   EXPECT_EQ(ChatTemplate::of(folder.path()).prompt(messages_of({{"user", "q"}})), "q\n");
+  write_file(folder / "chat_template.jinja", "{{ raise_exception('no') }}");
+  EXPECT_THAT(message_of<UsageError>([&] { ChatTemplate::of(folder.path()).prompt(messages_of({{"user", "q"}})); }),
+              HasSubstr("chat_template.jinja, line 1: no"));
 }
 
 TEST(Chat, TextsAreThoseOfJinja) {

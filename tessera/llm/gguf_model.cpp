@@ -18,6 +18,7 @@
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/formats/gguf/gguf.h"
 #include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/data/tokenizer_core.h"
 #include "tessera/data/unigram.h"
 #include "tessera/llm/gguf_parts.h"
 #include "tessera/models/config_file.h"
@@ -369,20 +370,6 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, con
   if (!vocabulary.chat_template.empty()) metadata.emplace_back("tokenizer.chat_template", text(std::move(vocabulary.chat_template)));
 }
 
-// The files of a Hub folder besides the weights.
-constexpr const char* kDescription[] = {models::kConfigFile,
-                                        "generation_config.json",
-                                        "tokenizer.json",
-                                        "tokenizer_config.json",
-                                        "special_tokens_map.json",
-                                        "chat_template.jinja",
-                                        "added_tokens.json",
-                                        "vocab.json",
-                                        "merges.txt",
-                                        "vocab.txt",
-                                        "tokenizer.model",
-                                        "preprocessor_config.json"};
-
 /// Returns the text of config.json with another dtype of weights.
 std::string with_dtype(const std::string& text, at::ScalarType dtype) {
   auto json = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -559,12 +546,9 @@ void write_description(const fs::path& model, const fs::path& folder, std::optio
     return tokenizer.write(folder);
   }
   make_folder(folder);
-  for (const auto* name : kDescription) {
-    if (!is_there(model / name)) continue;
-    auto text = InputFile(model / name).read_all();
-    if (dtype && name == std::string_view(models::kConfigFile)) text = with_dtype(text, *dtype);
-    write_text(folder / name, text);
-  }
+  const auto config = InputFile(model / models::kConfigFile).read_all();
+  write_text(folder / models::kConfigFile, dtype ? with_dtype(config, *dtype) : config);
+  for (const auto& [name, text] : data::files_beside(model)) write_text(folder / name, text);
 }
 
 void write_hub(const fs::path& file, const fs::path& folder) {

@@ -258,7 +258,7 @@ Rendered Template::render(const nlohmann::ordered_json& variables) const {
   try {
     run.run(program_->all);
   } catch (const UsageError& error) {
-    throw UsageError("the chat template, line {}: {}", run.line, error.what());
+    throw UsageError("line {}: {}", run.line, error.what());
   }
   return std::move(run.rendered);
 }

@@ -30,7 +30,7 @@ bool is_letter(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
 [[noreturn]] void refuse_template(int line, std::string_view why) {
-  throw ConfigError("the chat template, line {}: {}", line, why);
+  throw ConfigError("line {}: {}", line, why);
 }
 
 std::string unescaped(std::string_view text) {
@@ -283,12 +283,9 @@ class Parser {
       } else if (skip("is")) {
         const bool inverse = skip("not");
         value = {Op::Apply, "is " + name(), {std::move(value)}};
-        if (skip("(")) {
-          value = items(std::move(value), ")");
-        } else if (now().sort == Sort::Quoted || now().sort == Sort::Number || at("[") ||
-                   (now().sort == Sort::Name && !is_listed(" else or and is if in not ", now().text))) {
+        if (now().sort == Sort::Quoted || now().sort == Sort::Number || at("(") || at("[") ||
+            (now().sort == Sort::Name && !is_listed(" else or and is if in not ", now().text)))
           value.kids.push_back(suffixed(primary()));
-        }
         if (inverse) value = {Op::Apply, "not", {std::move(value)}};
       } else {
         return value;
@@ -366,7 +363,7 @@ Node parsed(std::string_view text) {
   std::string lines(text);
   std::erase(lines, '\r');
   if (lines.ends_with('\n')) lines.pop_back();
-  if (data::invalid_utf8(lines)) throw ConfigError("the chat template is not UTF-8");
+  if (data::invalid_utf8(lines)) refuse_template(1, "it is not UTF-8");
   return Parser(Lexer(lines).tokens()).body("");
 }
 

@@ -35,10 +35,23 @@ Json begun(const Json& line) {
   return messages;
 }
 
+/// Returns the calls of tools that a text is in LLaMA-Factory's data: {"name", "arguments"}, or a list of these; else an empty list.
+Json calls_of(const std::string& text) {
+  auto given = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (given.is_object()) given = Json::array({given});
+  auto calls = Json::array();
+  for (const auto& call : given.is_array() ? given : Json::array()) {
+    if (!call.is_object() || !call.contains("name")) return Json::array();
+    calls.push_back({{"type", "function"}, {"function", call}});
+  }
+  return calls;
+}
+
 Json sharegpt(const Json& line) {
   static const std::map<std::string, std::string> roles = {
-      {"human", "user"},       {"gpt", "assistant"}, {"chatgpt", "assistant"},   {"model", "assistant"}, {"bot", "assistant"},
-      {"observation", "tool"}, {"user", "user"},     {"assistant", "assistant"}, {"system", "system"},   {"tool", "tool"}};
+      {"human", "user"}, {"gpt", "assistant"},       {"chatgpt", "assistant"}, {"model", "assistant"},         {"bot", "assistant"},
+      {"user", "user"},  {"assistant", "assistant"}, {"system", "system"},     {"function_call", "assistant"}, {"observation", "tool"},
+      {"tool", "tool"}};
   auto messages = begun(line);
   if (!line["conversations"].is_array()) throw UsageError("conversations is not a list");
   for (auto message : line["conversations"]) {
@@ -46,11 +59,18 @@ Json sharegpt(const Json& line) {
       const auto from = text_in(message, "from");
       const auto role = roles.find(from);
       if (role == roles.end())
-        throw UsageError("message {} is from '{}'; write human, gpt, system or tool", messages.size() + 1, printable(from));
+        throw UsageError("message {} is from '{}'; write human, gpt, system, function_call or observation", messages.size() + 1,
+                         printable(from));
       message["role"] = role->second;
       message["content"] = message.value("value", message.value("content", Json()));
       message.erase("from");
       message.erase("value");
+      if (from == "function_call") {
+        if (auto calls = calls_of(text_in(message, "content")); !calls.empty()) {
+          message["content"] = "";
+          message["tool_calls"] = std::move(calls);
+        }
+      }
     }
     messages.push_back(std::move(message));
   }
@@ -98,15 +118,19 @@ Document answered(const Json& line, Json prompt, const char* key, const ChatTemp
 
 std::vector<Document> pair_in(const Json& line, const ChatTemplate* chat) {
   const auto &chosen = line["chosen"], &rejected = line["rejected"];
-  const bool lists = chosen.is_array() && rejected.is_array();
+  const bool lists = chosen.is_array() && rejected.is_array(), prompt = line.contains("prompt");
   // Without a prompt of messages, it is the messages with which both begin.
-  if (lists && !(line.contains("prompt") && line["prompt"].is_array())) {
+  if (lists && !(prompt && line["prompt"].is_array())) {
     size_t shared = 0;
     while (shared < std::min(chosen.size(), rejected.size()) && chosen[shared] == rejected[shared]) shared++;
-    if (shared > 0 || !line.contains("prompt"))
-      return {conversation(line, chosen, shared, chat), conversation(line, rejected, shared, chat)};
+    for (const auto* each : {&chosen, &rejected}) {
+      if (shared < each->size() && each->at(shared).value("role", Json()) != "assistant")
+        throw UsageError("chosen and rejected differ in message {}, which is not an answer; both must begin with the same prompt",
+                         shared + 1);
+    }
+    if (shared > 0 || !prompt) return {conversation(line, chosen, shared, chat), conversation(line, rejected, shared, chat)};
   }
-  if (!line.contains("prompt")) throw UsageError("it has chosen and rejected, but no prompt");
+  if (!prompt) throw UsageError("it has chosen and rejected, but no prompt");
   return {answered(line, line["prompt"], "chosen", chat), answered(line, line["prompt"], "rejected", chat)};
 }
 

@@ -36,24 +36,57 @@ using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kPart = 4 << 20;  // bytes of a file of lines that one thread tokenizes at once
 constexpr uint64_t kBlock = 1 << 20;
-constexpr int kVersion = 4;  // grows when files become other tokens than before
-constexpr auto kFormat = "tessera tokens", kPlan = "plan.json";
+constexpr int kVersion = 5;  // grows when files become other tokens than before
+constexpr auto kFormat = "tessera tokens", kPlan = "plan.json", kBlanks = " \t\r\n";
 
 /// Whether a file is one document instead of lines of JSON.
 bool is_text(const fs::path& path) {
-  return path.extension() == ".txt" || path.extension() == ".md";
+  const auto kind = lower(path.extension().string());
+  return kind == ".txt" || kind == ".md";
+}
+
+/// Where a text begins: behind a byte order mark.
+size_t begin_of(std::string_view text) {
+  return text.starts_with("\xEF\xBB\xBF") ? 3 : 0;
 }
 
 /// Whether a file is one JSON array.
 bool is_array(const InputFile& file) {
   const auto begin = file.read_first(std::min<uint64_t>(file.size(), 64));
-  const auto first = begin.find_first_not_of(" \t\r\n");
+  const auto first = begin.find_first_not_of(kBlanks, begin_of(begin));
   return first != std::string::npos && begin[first] == '[';
 }
 
-/// Tokenizes the text as a whole. A token that lies in two segments is learned if one of them is.
-std::vector<int32_t> tokens_of(std::span<const Segment> segments, const data::Tokenizer& tokenizer, data::Ends ends,
-                               std::optional<int32_t> end) {
+/// Whether a file begins as safetensors do: with the length of a JSON object, and this object.
+bool is_safetensors(const InputFile& file) {
+  if (file.size() < sizeof(uint64_t) + 1) return false;
+  const auto begin = file.read_first(sizeof(uint64_t) + 1);
+  uint64_t length = 0;
+  std::memcpy(&length, begin.data(), sizeof length);
+  return begin.back() == '{' && length <= file.size() - sizeof length;
+}
+
+/// Returns how many of the tokens of a text stand for its beginning, whose own tokens are `before`. `crosses`: whether the last of them
+/// reaches over the end of the beginning.
+size_t tokens_before(std::span<const int32_t> before, std::span<const int32_t> tokens, const data::Tokenizer& tokenizer, bool& crosses) {
+  auto end = static_cast<size_t>(std::ranges::mismatch(before, tokens).in1 - before.begin());
+  crosses = end < before.size();
+  if (!crosses) return end;
+  const size_t from = end > 0 ? end - 1 : 0;  // a decoder may leave out a blank at the beginning
+  const auto wanted = tokenizer.decode(before.subspan(from), data::Tokenizer::Special::Shown);
+  std::string text;
+  // A part of a character is decoded as at most three bytes for each of its bytes.
+  while (end < tokens.size() && !text.starts_with(wanted) && text.size() <= 3 * wanted.size())
+    text = tokenizer.decode(tokens.subspan(from, ++end - from), data::Tokenizer::Special::Shown);
+  crosses = text != wanted;
+  return end;
+}
+
+/// Tokenizes the text as a whole. A token that crosses the end of a prompt is not learned, as in TRL; one that lies in two segments of a
+/// template is learned if one of them is, as in transformers.
+std::vector<int32_t> tokens_of(const Document& document, const data::Tokenizer& tokenizer, std::optional<int32_t> end) {
+  const auto& segments = document.segments;
+  const auto ends = document.by_template ? data::Ends::Bare : data::Ends::Added;
   std::string text;
   std::vector<int32_t> apart;
   std::vector<size_t> borders;
@@ -64,18 +97,21 @@ std::vector<int32_t> tokens_of(std::span<const Segment> segments, const data::To
   }
   auto tokens = segments.size() == 1 ? apart : tokenizer.encode(text, ends);
   if (tokens != apart) {
-    // The tokens before a border are those that the text before it also has alone.
+    const auto edges = tokenizer.encode("", ends);
+    const auto first = static_cast<size_t>(std::ranges::mismatch(edges, tokens).in1 - edges.begin());  // behind those that begin texts
     size_t at = 0;
-    for (size_t i = 0; i < segments.size(); i++) {
-      const auto before = tokenizer.encode(std::string_view(text).substr(0, at += segments[i].text.size()), ends);
-      const auto common = static_cast<size_t>(std::ranges::mismatch(before, tokens).in1 - before.begin());
-      borders[i] = i + 1 == segments.size() ? tokens.size() : common + (segments[i].trained && common < before.size() ? 1 : 0);
+    for (size_t i = 0; i + 1 < segments.size(); i++) {
+      const auto before = tokenizer.encode(std::string_view(text).substr(0, at += segments[i].text.size()), data::Ends::Bare);
+      bool crosses = false;
+      borders[i] = first + tokens_before(before, std::span(tokens).subspan(first), tokenizer, crosses);
+      if (crosses && document.by_template && !segments[i].trained) borders[i]--;
     }
+    borders.back() = tokens.size();
   }
   for (size_t i = 0, at = 0; i < segments.size(); at = std::max(at, borders[i++])) {
     for (auto token = at; token < borders[i] && !segments[i].trained; token++) tokens[token] = only_read(tokens[token]);
   }
-  if (end && (tokens.empty() || token_of(tokens.back()) != *end)) tokens.push_back(*end);
+  if (end && !document.by_template && (tokens.empty() || token_of(tokens.back()) != *end)) tokens.push_back(*end);
   return tokens;
 }
 
@@ -133,44 +169,93 @@ struct Documents {
   std::array<int64_t, 2> first = {-1, -1};  // the bytes at which the first single document and the first pair begin
 };
 
-/// Calls `take` with each line, or each object of a JSON array, and its place in the text, as far as it returns true.
-void each_object(std::string_view text, bool array, const std::function<bool(std::string_view, size_t)>& take) {
-  size_t begin = 0;
-  for (size_t i = 0, depth = 0; array && i < text.size(); i++) {
-    if (text[i] == '"') {
-      for (i++; i < text.size() && text[i] != '"'; i++) i += text[i] == '\\' ? 1 : 0;
-    } else if (text[i] == '[' || text[i] == '{') {
-      if (depth++ == 1) begin = i;
-    } else if ((text[i] == ']' || text[i] == '}') && depth > 0 && --depth == 1 && !take(text.substr(begin, i + 1 - begin), begin)) {
-      return;
-    }
-  }
-  while (!array && begin < text.size()) {
+using Take = std::function<bool(std::string_view line, size_t at)>;
+
+/// Calls `take` with each line that is not empty, and its place in the text, as far as it returns true.
+void each_line(std::string_view text, const Take& take) {
+  for (auto begin = begin_of(text); begin < text.size();) {
     const auto end = std::min(text.find('\n', begin), text.size());
     const auto line = text.substr(begin, end - begin);
-    if (line.find_first_not_of(" \t\r") != std::string_view::npos && !take(line, begin)) return;
+    if (line.find_first_not_of(kBlanks) != std::string_view::npos && !take(line, begin)) return;
     begin = end + 1;
   }
+}
+
+/// The same with each object of a JSON array. Calls `refuse` with the place of what is something else.
+void each_item(std::string_view text, const Take& take, const std::function<void(size_t at, std::string_view why)>& refuse) {
+  auto at = text.find('[') + 1;
+  while (at < text.size()) {
+    at = std::min(text.find_first_not_of(", \t\r\n", at), text.size());
+    if (at == text.size()) break;
+    if (text[at] == ']') {
+      at = text.find_first_not_of(kBlanks, at + 1);
+      return at == std::string_view::npos ? void() : refuse(at, "there is a text behind the end of the JSON array");
+    }
+    if (text[at] != '{') refuse(at, "an item of the JSON array is not an object, such as {\"text\": \"...\"}");
+    const auto begin = at;
+    for (int depth = 0; depth > 0 || at == begin; at++) {
+      if (at >= text.size()) refuse(begin, "the JSON array is cut off: this object has no end");
+      if (text[at] == '"') {
+        for (at++; at < text.size() && text[at] != '"'; at++) at += text[at] == '\\' ? 1 : 0;
+      } else if (text[at] == '[' || text[at] == '{') {
+        depth++;
+      } else if (text[at] == ']' || text[at] == '}') {
+        depth--;
+      }
+    }
+    if (!take(text.substr(begin, at - begin), begin)) return;
+  }
+  refuse(text.size(), "the JSON array is cut off: it has no end");
 }
 
 void each_document_of(const InputFile& file, const Part& part, const data::Tokenizer& tokenizer, const TokenizeOptions& options,
                       const std::function<bool(std::span<const std::vector<int32_t>>, uint64_t)>& take) {
   if (is_text(file.path())) {
-    const Segment text[] = {{.text = file.read_all(), .trained = true}};
-    if (data::invalid_utf8(text->text)) throw IoError("{}: it is not UTF-8", file.path());
-    const std::vector<int32_t> document[] = {tokens_of(text, tokenizer, data::Ends::Added, options.end)};
+    auto text = file.read_all();
+    if (data::invalid_utf8(text)) throw IoError("{}: it is not UTF-8", file.path());
+    text.erase(0, begin_of(text));
+    const std::vector<int32_t> document[] = {tokens_of({.segments = {{.text = std::move(text)}}}, tokenizer, options.end)};
     take(document, 0);
     return;
   }
   const bool array = is_array(file);
   const auto lines = array ? Lines{.text = file.read_all()} : lines_of(file, part);
-  each_object(lines.text, array, [&](std::string_view line, size_t at) {
+  const auto refuse = [&](size_t at, std::string_view why) {
+    throw IoError("{}:{}: {}", file.path(), line_number(file, lines.begin + at), why);
+  };
+  const Take line = [&](std::string_view line, size_t at) {
     try {
       return take(tokens_of_line(line, tokenizer, options), lines.begin + at);
     } catch (const UsageError& error) {
-      throw IoError("{}:{}: {}", file.path(), line_number(file, lines.begin + at), error.what());
+      return refuse(at, error.what()), false;
     }
-  });
+  };
+  array ? each_item(lines.text, line, refuse) : each_line(lines.text, line);
+}
+
+/// Opens files of texts. Throws for those that are not read, and unless each mark of the template is one token.
+std::vector<InputFile> opened_texts(std::span<const fs::path> paths, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
+  std::vector<InputFile> files;
+  for (const auto& path : paths) {
+    if (lower(path.extension().string()) == ".parquet")
+      throw UsageError(
+          "{}: Parquet is not read; write it as lines: python3 -c \"import pandas; pandas.read_parquet('{}').to_json('{}', "
+          "orient='records', "
+          "lines=True)\"",
+          path, path.string(), fs::path(path).replace_extension(".jsonl").string());
+    files.emplace_back(path);
+  }
+  for (const auto& mark : options.chat ? options.chat->marks() : std::vector<std::string>()) {
+    if (!tokenizer.find(mark))
+      throw ConfigError("the tokenizer has no token {}, which the chat template writes; choose another template", mark);
+  }
+  return files;
+}
+
+/// The error of a line that has a pair behind one without, or the other way round.
+IoError unlike_before(const InputFile& file, uint64_t at, size_t documents) {
+  return IoError("{}:{}: it has {}chosen and rejected, unlike the lines before it; write two files", file.path(), line_number(file, at),
+                 documents == 2 ? "" : "no ");
 }
 
 Documents documents_of(const InputFile& file, const Part& part, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
@@ -239,14 +324,6 @@ void expect_place(const fs::path& out, std::span<const fs::path> inputs) {
   }
 }
 
-/// Throws ConfigError unless each mark of the template is one token.
-void expect_marks(const ChatTemplate& chat, const data::Tokenizer& tokenizer) {
-  for (const auto& mark : chat.marks()) {
-    if (!tokenizer.find(mark))
-      throw ConfigError("the tokenizer has no token {}, which the chat template writes; choose another template", mark);
-  }
-}
-
 /// Returns the folder of finished parts. Removes the parts if they were made of other files or with other settings.
 fs::path folder_of_parts(const fs::path& out, const std::string& plan) {
   auto folder = out;
@@ -309,9 +386,7 @@ Tokenized join(const fs::path& folder, const std::vector<InputFile>& files, std:
     for (const bool pair : {false, true}) {
       const auto first = documents.first.at(pair), other = documents.first.at(!pair);
       if (first >= 0 && (seen[!pair] || (other >= 0 && other < first)))
-        throw IoError("{}:{}: it has {}, unlike the lines before it; write two files", files[parts[i].file].path(),
-                      line_number(files[parts[i].file], static_cast<uint64_t>(first)),
-                      pair ? "chosen and rejected" : "no chosen and rejected");
+        throw unlike_before(files[parts[i].file], static_cast<uint64_t>(first), pair ? 2 : 1);
       seen[pair] |= first >= 0;
     }
     result.documents += std::ssize(documents.ends);
@@ -356,49 +431,38 @@ std::vector<std::vector<int32_t>> tokens_of_line(std::string_view line, const da
             ? "it is not UTF-8"
             : "it is not a JSON object, such as {\"text\": \"...\"}; a file that is one text must have the extension .txt or .md");
   std::vector<std::vector<int32_t>> tokens;
-  for (const auto& document : documents_in(json, options.chat.get())) {
-    tokens.push_back(tokens_of(document.segments, tokenizer, document.by_template ? data::Ends::Bare : data::Ends::Added,
-                               document.by_template ? std::nullopt : options.end));
-  }
+  for (const auto& document : documents_in(json, options.chat.get())) tokens.push_back(tokens_of(document, tokenizer, options.end));
   if (tokens.size() == 2 && (tokens[0].empty() || tokens[1].empty())) throw UsageError("chosen or rejected has no tokens");
   return tokens;
 }
 
 void each_document(const fs::path& path, const data::Tokenizer& tokenizer, const TokenizeOptions& options,
                    const std::function<bool(std::span<const int32_t>)>& take) {
-  const InputFile file(path);
-  const bool lines = is_text(path) || (file.size() > 0 && std::string_view(" \t\r\n[{").find(file.read_first(1)) != std::string_view::npos);
-  if (lines) {
-    bool more = true;
-    for (const auto& part : parts_of({&file, 1})) {
-      each_document_of(file, part, tokenizer, options, [&](std::span<const std::vector<int32_t>> documents, uint64_t) {
-        for (const auto& tokens : documents) more = more && take(tokens);
-        return more;
-      });
-      if (!more) return;
+  const auto files = opened_texts({&path, 1}, tokenizer, options);
+  if (is_safetensors(files.front())) {
+    const TokenFile tokens(path);
+    for (size_t i = 0, begin = 0; i < tokens.ends().size(); begin = static_cast<size_t>(tokens.ends()[i++])) {
+      if (!take(tokens.tokens().subspan(begin, static_cast<size_t>(tokens.ends()[i]) - begin))) return;
     }
     return;
   }
-  const TokenFile tokens(path);
-  for (size_t i = 0, begin = 0; i < tokens.ends().size(); begin = static_cast<size_t>(tokens.ends()[i++])) {
-    if (!take(tokens.tokens().subspan(begin, static_cast<size_t>(tokens.ends()[i]) - begin))) return;
+  size_t alike = 0;
+  bool more = true;
+  for (const auto& part : parts_of(files)) {
+    if (!more) return;
+    each_document_of(files.front(), part, tokenizer, options, [&](std::span<const std::vector<int32_t>> documents, uint64_t at) {
+      if (alike > 0 && documents.size() != alike) throw unlike_before(files.front(), at, documents.size());
+      alike = documents.size();
+      for (const auto& tokens : documents) more = more && (tokens.empty() || take(tokens));
+      return more;
+    });
   }
 }
 
 Tokenized tokenize(std::span<const fs::path> inputs, const fs::path& out, const data::Tokenizer& tokenizer,
                    const TokenizeOptions& options) {
-  std::vector<InputFile> files;
-  for (const auto& input : inputs) {
-    if (input.extension() == ".parquet")
-      throw UsageError(
-          "{}: Parquet is not read; write it as lines: python3 -c \"import pandas; pandas.read_parquet('{}').to_json('{}', "
-          "orient='records', "
-          "lines=True)\"",
-          input, input.string(), fs::path(input).replace_extension(".jsonl").string());
-    files.emplace_back(input);
-  }
+  const auto files = opened_texts(inputs, tokenizer, options);
   expect_place(out, inputs);
-  if (options.chat) expect_marks(*options.chat, tokenizer);
   const auto folder = folder_of_parts(out, plan_of(inputs, tokenizer, options));
   const auto parts = parts_of(files);
   uint64_t all = 0;

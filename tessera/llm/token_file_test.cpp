@@ -79,12 +79,54 @@ TEST(Lines, BecomeTokensOfWhichSomeAreOnlyRead) {
       {R"({"content": "a"})", "message 1 has no role"},
       {R"({"role": "user"})", "message 1 has no content"},
       {R"({"role": "user", "content": [{"type": "image"}]})", "message 1 has a part of its content that is not a text"},
-      {R"({"role": "assistant", "content": null, "tool_calls": [{}]})", "it has tool calls"},
+      {R"({"role": "assistant", "content": null, "tool_calls": [{}]})",
+       "message 1 has tool calls, which the chat template chatml does not write"},
+      {R"({"role": "asistant", "content": "a"})", "message 1 has the role 'asistant', which the chat template chatml does not name"},
       {R"({"role": "assistant", "content": null})", "message 1 has a content that is null, and not text"}};
   for (const auto& [message, why] : wrong_messages)
     EXPECT_THAT(message_of<UsageError>([&] { tokens(std::string(R"({"messages": [)") + message + "]}", with_chat); }), HasSubstr(why));
   EXPECT_THAT(message_of<UsageError>([&] { tokens(R"({"messages": [{"role": "user", "content": ""}]})", with_chat); }),
               HasSubstr("nothing to learn"));
+}
+
+/// A prompt ends inside of tokens, as byte pair encoding makes them.
+TEST(Lines, LearnNothingOfAPrompt) {
+  auto vocabulary = tokenizer().vocabulary();
+  const int32_t first = 260;
+  for (const auto* merge : {"y z", "a b", "c d", "cd e"}) {
+    std::string merged = merge;
+    std::erase(merged, ' ');
+    vocabulary.tokens.push_back(merged);
+    vocabulary.merges.emplace_back(merge);
+  }
+  const int32_t ab = first + 1, cd = first + 2, cde = first + 3;
+  const data::Tokenizer merging(vocabulary);
+  const auto tokens = [&](const std::string& prompt, const std::string& completion) {
+    const auto line = nlohmann::json{{"prompt", prompt}, {"completion", completion}}.dump();
+    return llm::tokens_of_line(line, merging, {}).at(0);
+  };
+  const auto begin = only_read(kBegin), x = only_read('x');
+  EXPECT_THAT(tokens("xa", "bx"), ElementsAre(begin, x, only_read(ab), 'x'));
+  EXPECT_THAT(tokens("xc", "dx"), ElementsAre(begin, x, only_read(cd), 'x'));
+  EXPECT_THAT(tokens("xcd", "ex"), ElementsAre(begin, x, only_read(cde), 'x'));
+  EXPECT_THAT(tokens("xa", "x"), ElementsAre(begin, x, only_read('a'), 'x'));
+  // SentencePiece has a blank and the letter after it in one token.
+  const data::Tokenizer pieces({.tokens = {"<unk>", "<s>", "</s>", "\u2581", "a", "q", "\u2581a", "\u2581q"},
+                                .merges = {},
+                                .added = {},
+                                .special = {},
+                                .pre = {},
+                                .unknown = 0,
+                                .model = "llama",
+                                .scores = {0, 0, 0, -5, -4, -3, -2, -1},
+                                .spaces = {.added = true}});
+  EXPECT_THAT(llm::tokens_of_line(R"({"prompt": "q ", "completion": "aq"})", pieces, {}).at(0), ElementsAre(only_read(7), only_read(6), 5));
+  // transformers learns such a token where a template has it in its {% generation %}.
+  const Folder folder;
+  write_file(folder / "x.jinja", "{% for m in messages %}x{% generation %}a{{ m.content }}{% endgeneration %}{% endfor %}");
+  const auto chat = std::make_shared<llm::ChatTemplate>(llm::ChatTemplate::of(folder.path(), folder / "x.jinja"));
+  const auto line = R"({"messages": [{"role": "assistant", "content": "b"}]})";
+  EXPECT_THAT(llm::tokens_of_line(line, merging, {.chat = chat}).at(0), ElementsAre(x, ab));
 }
 
 TEST(Lines, HoldTheUsualFormsOfChats) {
@@ -122,6 +164,13 @@ TEST(Lines, HoldTheUsualFormsOfChats) {
                         R"(, {"role": "assistant", "content": "d"}]})";
   EXPECT_THAT(learned(implicit, "chatml", 0), AllOf(HasSubstr("[c][<|im_end|>]"), HasSubstr("assistant\na<|im_end|>")));
   EXPECT_THAT(learned(implicit, "chatml", 1), HasSubstr("[d][<|im_end|>]"));
+  for (const auto* prompt : {"", R"("prompt": "q", )"}) {
+    const auto unlike = std::string("{") + prompt +
+                        R"("chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+                           "rejected": [{"role": "user", "content": "other"}, {"role": "assistant", "content": "a"}]})";
+    EXPECT_THAT(message_of<UsageError>([&] { learned(unlike); }),
+                HasSubstr("chosen and rejected differ in message 1, which is not an answer"));
+  }
 }
 
 /// Returns lines of varying lengths, some of them empty, and the last one without a newline.
@@ -216,6 +265,49 @@ TEST(TokenFiles, HaveArraysAndPairs) {
   int seen = 0;
   llm::each_document(folder / "c.jsonl", tokenizer(), {}, [&](auto) { return ++seen < 3; });
   EXPECT_EQ(seen, 3);
+  const std::pair<const char*, const char*> wrong[] = {
+      {"[{\"text\": \"a\"},\n{\"text\": \"b]}", "g.json:2: the JSON array is cut off: this object has no end"},
+      {"[{\"text\": \"a\"},\n", "g.json:2: the JSON array is cut off: it has no end"},
+      {"[\n{\"text\": \"a\"}, \"b\"]", "g.json:2: an item of the JSON array is not an object"},
+      {"[{\"text\": \"a\"}]\n\n[{\"text\": \"b\"}]", "g.json:3: there is a text behind the end of the JSON array"}};
+  for (const auto& [text, why] : wrong) EXPECT_THAT(message_of<IoError>([&] { made("g.json", text); }), HasSubstr(why));
+}
+
+/// Preview and eval read as tokenize does.
+TEST(TokenFiles, AreReadAsTheyAreMade) {
+  const Folder folder;
+  std::string shown;
+  const auto read = [&](const char* name, const std::string& text, const TokenizeOptions& options = {}) {
+    write_file(folder / name, text);
+    shown.clear();
+    llm::each_document(folder / name, tokenizer(), options, [&](std::span<const int32_t> tokens) {
+      shown += text_of(tokens);
+      return true;
+    });
+    return shown;
+  };
+  const std::string mark = "\xEF\xBB\xBF", line = R"({"text": "a"})", pair = R"({"prompt": "p", "chosen": "c", "rejected": "d"})";
+  EXPECT_EQ(read("a.jsonl", mark + line + "\n" + line), "<s>a<s>a");
+  EXPECT_EQ(read("a.JSON", mark + "[" + line + "]"), "<s>a");
+  EXPECT_EQ(read("a.TXT", mark + "b"), "<s>b");
+  EXPECT_EQ(read("empty.jsonl", ""), "");
+  EXPECT_THAT(message_of<IoError>([&] { read("b.jsonl", pair + "\n" + line); }), HasSubstr("b.jsonl:2: it has no chosen and rejected"));
+  EXPECT_THAT(message_of<IoError>([&] { read("c.csv", "a,b\n"); }), HasSubstr("c.csv:1: it is not a JSON object"));
+  EXPECT_THAT(message_of<UsageError>([&] { read("d.Parquet", "PAR1"); }), HasSubstr("Parquet is not read"));
+  EXPECT_THAT(message_of<ConfigError>([&] { read("a.jsonl", line, {.chat = named("llama3")}); }),
+              HasSubstr("the tokenizer has no token <|begin_of_text|>"));
+  // The first byte of a file of tokens is that of a length, which may be a blank.
+  std::map<std::string, std::string> metadata = {{"format", "tessera tokens"}, {"vocabulary", "260"}, {"more", ""}};
+  for (const int write : {1, 2}) {
+    checkpoint::SafetensorsWriter writer(
+        folder / "x", {{.name = "ends", .dtype = at::kLong, .sizes = {1}}, {.name = "tokens", .dtype = at::kInt, .sizes = {1}}}, metadata);
+    writer.write(at::ones({1}, at::kLong));
+    writer.write(at::full({1}, 'a', at::kInt));
+    writer.close();
+    if (write == 1) metadata["more"].resize(static_cast<uint8_t>(' ' - read_file(folder / "x").front()), '.');
+  }
+  ASSERT_EQ(read_file(folder / "x").front(), ' ');
+  EXPECT_EQ(read("x", read_file(folder / "x")), "a");
 }
 
 TEST(TokenFiles, HaveATextAsOneDocument) {

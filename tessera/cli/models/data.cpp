@@ -61,6 +61,11 @@ struct Texts {
   }
 };
 
+/// "3 tokens, of which 1 is learned"
+std::string tokens_and_learned(int64_t tokens, int64_t learned) {
+  return fmt::format("{}, of which {} {} learned", counted(tokens, "token"), learned, learned == 1 ? "is" : "are");
+}
+
 struct TokenizeCommand : Texts {
   fs::path out;
 
@@ -73,8 +78,7 @@ struct TokenizeCommand : Texts {
     const auto made = llm::tokenize(inputs, out, known, options);
     options.progress = {};
     if (made.trained == 0) fmt::print(stderr, "warning: no token of {} is learned, so a model can't be trained on it\n", out.string());
-    fmt::print("{}: {}, {}, of which {} are learned{}\n", out.string(), counted(made.documents, "document"), counted(made.tokens, "token"),
-               made.trained,
+    fmt::print("{}: {}, {}{}\n", out.string(), counted(made.documents, "document"), tokens_and_learned(made.tokens, made.trained),
                made.found > 0 ? fmt::format("; {} of {} were there from an earlier run", counted(made.found, "part"), out.string()) : "");
     return 0;
   }
@@ -92,12 +96,13 @@ struct PreviewCommand : Texts {
         if (number >= rows) return false;
         const auto learned = std::ranges::count_if(tokens, [](int32_t token) { return !llm::is_only_read(token); });
         const auto text = coloured(tokens, known);
-        fmt::print("{}document {}: {}, of which {} are learned\n{}{}", number > 0 ? "\n" : "", number + 1,
-                   counted(std::ssize(tokens), "token"), learned, text, text.ends_with('\n') ? "" : "\n");
+        fmt::print("{}document {}: {}\n{}{}", number > 0 ? "\n" : "", number + 1, tokens_and_learned(std::ssize(tokens), learned), text,
+                   text.ends_with('\n') ? "" : "\n");
         number++;
         return true;
       });
     }
+    if (number == 0) throw IoError("there are no documents to show; give files that are not empty");
     return 0;
   }
 

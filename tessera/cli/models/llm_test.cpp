@@ -179,6 +179,21 @@ TEST_F(LlmCommand, MeasuresPerplexity) {
   }
 }
 
+TEST_F(LlmCommand, ShowsWhatIsLearned) {
+  write_file(folder / "a.jsonl", R"({"prompt": "x", "completion": "y"})");
+  write_file(folder / "empty.jsonl", "\n");
+  const auto preview = [&](const char* file, const Command& more = {}) {
+    auto command = llm({"preview", folder / file, "--tokenizer", path, "--end", "none"});
+    command[1] = "data";
+    command.insert(command.end(), more.begin(), more.end());
+    return Launched(command).end();
+  };
+  const auto shown = preview("a.jsonl");
+  EXPECT_THAT(shown.out, HasSubstr("3 tokens, of which 1 is learned\n<|begin_of_text|>x\u27e6y\u27e7\n")) << shown.err;
+  EXPECT_THAT(preview("empty.jsonl").err, HasSubstr("there are no documents to show"));
+  EXPECT_THAT(preview("a.jsonl", {"--chat", "llama3"}).err, HasSubstr("the tokenizer has no token <|"));
+}
+
 TEST_F(LlmCommand, NamesWhatIsWrong) {
   write_file(folder / "empty.txt", "");
   const std::pair<Command, const char*> wrong[] = {
