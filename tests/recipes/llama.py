@@ -416,6 +416,7 @@ class Methods(Llama):
         best = whole.index(min(whole))
         self.assertEqual(len(whole), best + 4, whole)  # three more, and none of them better
         self.assertEqual(len(list(self.folder.glob("whole-step-*"))), 2, said)
+        self.assertIn("the run has ended early, after 3 evaluations", said)
         run("parts", patience=1)
         again, parts = run("parts", "--resume")
         self.assertEqual(parts, whole, again)

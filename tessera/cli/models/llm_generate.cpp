@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <memory>
 
@@ -58,7 +60,7 @@ struct GenerateCommand {
     std::ofstream lines;
     if (used.world.is_first() && !out.empty()) {
       lines.open(out);
-      if (!lines) throw IoError("{} can't be written", out);
+      if (!lines) throw IoError("{} can't be written: {}", out, std::strerror(errno));
     }
     Answer sum;
     for (size_t i = 0; i < given.size(); i++) {
