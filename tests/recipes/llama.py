@@ -188,10 +188,10 @@ class Llama(Recipe):
         return [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", said)]
 
     def generate(self, model, count=12):
-        return self.run_program(TESSERA, "llm", "generate", model, "--prompt", "a b c d e f g h", "--max-new-tokens", count)
-
-    def text_of(self, said):
-        return " d e f g h" + said.partition("\nprompt: ")[0]
+        """Returns the text after "a b c", and what the command says."""
+        (self.folder / "prompt").write_text("a b c d e f g h\n")
+        said = self.run_program(TESSERA, "llm", "generate", model, "--prompts", "prompt", "--out", "continued.jsonl", "--max-new-tokens", count)
+        return " d e f g h" + json.loads((self.folder / "continued.jsonl").read_text())["text"], said
 
     def tokenize(self):
         return self.run_program(TESSERA, "data", "tokenize", "texts-0.jsonl", "texts-1.jsonl", "--tokenizer", "model", "--out", "texts.tokens")
@@ -211,7 +211,7 @@ class Training(Llama):
         again = self.train("--config", "model", "--num-epochs", 40, "--max-steps", 240, "--ckpt-prefix", "run", "--resume", "--eval-data", "texts.tokens",
                            "--units", "head-with-norm", "--output", "out", "--gguf", "out.gguf", "--gguf-code", "F32", ranks=3)
         self.assertLess(self.losses(again)[-1], 0.8, again)
-        text = self.text_of(self.generate("out"))
+        text = self.generate("out")[0]
         read = self.run_program(PYTHON, "-c", READ, "out", "out.gguf").splitlines()[-1]
         self.assertEqual(read.partition("a b c")[2], text)
         self.assertIn("i j k", text)
@@ -447,8 +447,8 @@ class Devices(Llama):
         self.addCleanup(os.environ.pop, "TESSERA_XLA_METRICS", None)
         shorter_and_longer = [self.generate("on-replicas", count) for count in (4, 8)]
         del os.environ["TESSERA_DEVICE"]
-        self.assertEqual(self.text_of(shorter_and_longer[1]), self.text_of(self.generate("on-replicas", 8)))
-        self.assertEqual(*map(self.programs, shorter_and_longer))
+        self.assertEqual(shorter_and_longer[1][0], self.generate("on-replicas", 8)[0])
+        self.assertEqual(*(self.programs(said) for _, said in shorter_and_longer))
 
     def test_a_step_is_compiled_for_devices_that_are_not_here(self):
         self.tokenize()
@@ -486,7 +486,7 @@ class LlamaCpp(Llama):
         self.train("--config", "model", "--num-epochs", 8, "--output", "out", "--gguf", "out.gguf", "--gguf-code", "F32")
         apart, text = self.there("out", "out.gguf")
         self.assertLess(apart, 1e-3)
-        self.assertEqual(text, self.text_of(self.generate("out")))
+        self.assertEqual(text, self.generate("out")[0])
 
     def test_an_adapter_beside_the_model_is_the_merged_model_there(self):
         self.tokenize()
@@ -495,7 +495,7 @@ class LlamaCpp(Llama):
         self.run_program(TESSERA, "ckpt", "convert", "adapter", "adapter.gguf", "--to", "gguf", "--base", "base")
         apart, text = self.there("out", "base.gguf", "adapter.gguf")
         self.assertLess(apart, 1e-3)
-        self.assertEqual(text, self.text_of(self.generate("out")))
+        self.assertEqual(text, self.generate("out")[0])
         self.assertGreater(self.there("out", "base.gguf")[0], 0.1)
 
 
