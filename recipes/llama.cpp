@@ -13,7 +13,6 @@ int train_model(const Flags& flags) {
   const Source source(flags);
   auto rows = rows_of(flags.data, flags, source);
   auto eval_rows = flags.eval_data.empty() ? std::nullopt : std::optional(rows_of(flags.eval_data, flags, source));
-  const auto prompt = prompt_of(flags, source);
   if (!flags.gguf.empty()) llm::expect_gguf_place(source.config, source.tokenizer, source.path);
   trainer.set_seed(flags.seed);
   model = make_model(flags, source);
@@ -42,7 +41,6 @@ int train_model(const Flags& flags) {
   const auto passes = trainer.settings().integer("gradient_accumulation_steps");
   auto learned = torch::zeros({}, trainer.world().traits().device);  // what is learned in this step so far, the mean over the ranks
   train::Run run(trainer, loader, flags.run);
-  if (!flags.model.empty()) show_text("before", model, flags, source, prompt, trainer, run);
   bool is_kept = false;  // whether the present adapters are saved
   while (run.next_epoch()) {
     for (const auto& samples : run.batches()) {
@@ -83,7 +81,6 @@ int train_model(const Flags& flags) {
     run.say(fmt::format("wrote the adapters to {}", flags.adapter.string()));
   }
   if (!flags.output.empty()) write(model, flags, source, trainer, run);
-  show_text("after", model, flags, source, prompt, trainer, run);
   return 0;
 }
 

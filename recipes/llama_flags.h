@@ -26,9 +26,7 @@ struct Flags : RecipeFlags {
   int64_t length = 0, rows_at_once = 0;
   double lr = 2e-5, weight_decay = 0.1, clip = 1, warmup = 0.03, z_loss = 0;
   tessera::llm::Packing packing = tessera::llm::Packing::Cut;
-  std::string units = "root", gguf_code = "F16", prompt;
-  int64_t new_tokens = 64;
-  double temperature = 0, top_p = 1;
+  std::string units = "root", gguf_code = "F16";
 };
 
 inline void declare(CLI::App& app, Flags& flags) {
@@ -108,15 +106,7 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--gguf-code", flags.gguf_code, "Format of matrices in the GGUF file")
       ->capture_default_str()
       ->check(tessera::cli::one_of({"F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_K"}));
-  app.add_option("--prompt", flags.prompt, "A text that the model continues, before training and after it");
-  app.add_option("--max-new-tokens", flags.new_tokens, "Greatest number of tokens that continue the prompt")
-      ->capture_default_str()
-      ->check(from_to(1, 1'000'000));
-  app.add_option("--temperature", flags.temperature, "0: always the likeliest token")->capture_default_str()->check(from_to(0.0, 100.0));
-  app.add_option("--top-p", flags.top_p, "Draws from the likeliest tokens that together have this probability")
-      ->capture_default_str()
-      ->check(from_to(1e-6, 1.0));
-  add_recipe_flags(app, flags, "Rows per rank and pass", "Seed of new weights, of the order of rows and of drawn texts");
+  add_recipe_flags(app, flags, "Rows per rank and pass", "Seed of new weights and of the order of rows");
   app.add_flag("--keep-best", flags.keep_best,
                "Write the model with the best loss on --eval-data, not the last one, and keep its checkpoint and the newest --keep (default 1)")
       ->needs("--eval-data")

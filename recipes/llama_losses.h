@@ -21,7 +21,7 @@ struct Rows {
 
 Rows rows_of(const std::filesystem::path& file, const Flags& flags, const Source& source) {
   llm::TokenFile tokens(file);
-  llm::expect_vocabulary(tokens, source.config.vocab_size);
+  llm::expect_vocabulary(file, tokens.vocabulary(), source.config.vocab_size);
   if (tokens.has_pairs() && flags.preference.empty())
     throw ConfigError(fmt::format("{} has pairs of a chosen and a rejected answer; give --preference dpo or orpo", file.string()));
   if (!tokens.has_pairs() && !flags.preference.empty())
@@ -48,7 +48,7 @@ struct Batch {
 /// The loss of one pass of a rank. The loss of a step is the mean over what is learned in it, tokens or pairs, whose number may differ
 /// between ranks and passes.
 struct Pass {
-  at::Tensor share = {};              // this rank's sum of losses / divisor
+  at::Tensor share = {};              // this rank's sum of losses / divisor; a balance of experts counts as all that the pass learns does
   at::Tensor own = {}, counted = {};  // what is learned in this pass: by this rank, and the mean over the ranks
   at::Tensor divisor = {};            // `counted`, or with several passes a constant
   std::vector<train::Measured> measured = {};
@@ -86,10 +86,11 @@ class Losses {
     over(rows, llm::kIgnored, [&](const data::Samples& samples) {
       if (flags_.preference.empty()) {
         const Batch batch(samples);
-        const auto loss = model_->loss(batch.tokens, batch.targets, {.rows_at_once = flags_.rows_at_once}, {.positions = batch.positions});
-        sums += at::stack({loss * batch.counted(), batch.counted()}).to(sums.scalar_type());
+        const auto losses = model_->losses(batch.tokens, batch.targets, {.rows_at_once = flags_.rows_at_once}, {.positions = batch.positions});
+        sums += at::stack({losses.sum(), batch.counted()}).to(sums.scalar_type());
       } else {
-        const auto of = sums_of(rows, llm::PairBatch(samples));
+        const llm::PairBatch batch(samples);
+        const auto of = llm::pair_sums(losses_of(batch), batch, preference_, rows.reference);
         sums += at::stack({of.loss, of.pairs, of.text_loss, of.tokens, of.chosen, of.rejected, of.accurate}).to(sums.scalar_type());
       }
     });
@@ -114,42 +115,45 @@ class Losses {
     for (const auto& samples : trainer_.evaluation(model_, loader)) act(samples);
   }
 
-  /// The constant by which passes divide if a step has several: the step divides by the count at its end.
-  at::Tensor divisor_of(const at::Tensor& counted, int64_t most) const {
-    return passes_ == 1 ? counted.clamp_min(kLeast) : torch::full_like(counted, most);
+  /// Sets divisor and share. `mean`: the loss of a step of this pass alone. If a step has several, each divides by a constant, and the step
+  /// by the count at its end.
+  void set_share(Pass& pass, const at::Tensor& mean, int64_t most) const {
+    pass.divisor = passes_ == 1 ? pass.counted.clamp_min(kLeast) : torch::full_like(pass.counted, most);
+    pass.share = passes_ == 1 ? mean : mean * (pass.counted / pass.divisor);
   }
 
   Pass pass_of_text(const Batch& batch) const {
     Pass pass{.own = batch.counted().to(torch::kFloat)};
     pass.counted = trainer_.reduce(pass.own, Reduce::Mean);
-    pass.divisor = divisor_of(pass.counted, batch.targets.numel());
-    pass.share = model_->loss(batch.tokens, batch.targets,
-                              {.z_loss = flags_.z_loss, .rows_at_once = flags_.rows_at_once, .divisor = pass.divisor},
-                              {.positions = batch.positions});
+    const auto mean = model_->loss(batch.tokens, batch.targets,
+                                   {.z_loss = flags_.z_loss, .rows_at_once = flags_.rows_at_once, .divisor = pass.counted.clamp_min(kLeast)},
+                                   {.positions = batch.positions});
+    set_share(pass, mean, batch.targets.numel());
     return pass;
   }
 
-  at::Tensor losses_of(const llm::PairBatch& batch) const {
-    const auto losses = model_->losses(batch.tokens.flatten(0, 1), batch.next.flatten(0, 1), {.rows_at_once = flags_.rows_at_once});
+  at::Tensor losses_of(const llm::PairBatch& batch, const models::RouterScores& scores = nullptr) const {
+    const auto losses = model_->losses(batch.tokens.flatten(0, 1), batch.next.flatten(0, 1), {.rows_at_once = flags_.rows_at_once},
+                                       {.router_scores = scores});
     return losses.unflatten(0, {-1, 2});
-  }
-  llm::PairSums sums_of(const Rows& rows, const llm::PairBatch& batch) const {
-    return llm::pair_sums(losses_of(batch), batch, preference_, rows.reference);
   }
 
   Pass pass_of_pairs(const Rows& rows, const llm::PairBatch& batch) const {
-    const auto sums = sums_of(rows, batch);
+    const auto& experts = model_->model->config.experts;
+    const auto scores = experts && experts->output_router_logits ? std::make_shared<std::vector<at::Tensor>>() : nullptr;
+    const auto sums = llm::pair_sums(losses_of(batch, scores), batch, preference_, rows.reference);
     const auto counted = trainer_.reduce(at::stack({sums.pairs, sums.tokens}), Reduce::Mean);
     Pass pass{.own = sums.pairs, .counted = counted[0]};
-    pass.divisor = divisor_of(pass.counted, batch.numbers.numel());
-    pass.share = (sums.loss + sums.text_loss * (counted[0] / counted[1].clamp_min(kLeast))) / pass.divisor;
-    const auto mean = [&](const char* name, const at::Tensor& sum) {
+    auto mean = (sums.loss + sums.text_loss * (counted[0] / counted[1].clamp_min(kLeast))) / pass.counted.clamp_min(kLeast);
+    if (scores) mean = mean + experts->router_aux_loss_coef * models::balance_loss(*scores, *experts, batch.in_documents());
+    set_share(pass, mean, batch.numbers.numel());
+    const auto measure = [&](const char* name, const at::Tensor& sum) {
       pass.measured.push_back({name, sum / sums.pairs.clamp_min(kLeast), sums.pairs});
     };
-    mean("rewards/chosen", sums.chosen);
-    mean("rewards/rejected", sums.rejected);
-    mean("rewards/accuracies", sums.accurate);
-    mean("rewards/margins", sums.chosen - sums.rejected);
+    measure("rewards/chosen", sums.chosen);
+    measure("rewards/rejected", sums.rejected);
+    measure("rewards/accuracies", sums.accurate);
+    measure("rewards/margins", sums.chosen - sums.rejected);
     return pass;
   }
 

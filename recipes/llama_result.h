@@ -1,4 +1,4 @@
-// Writes the results of the recipe for language models: the model, its adapters, and texts that it continues.
+// Writes the results of the recipe for language models: the model and its adapters.
 #pragma once
 
 #include <fmt/format.h>
@@ -39,32 +39,6 @@ void expect_places(const Flags& flags) {
   if (flags.gguf.extension() != ".gguf")
     throw ConfigError(fmt::format("--gguf {}: the name of a GGUF file must end in .gguf", flags.gguf.string()));
   const NewFile other(flags.gguf);
-}
-
-/// Encodes the prompt as {1, tokens}, and refuses one that is too long before training begins.
-at::Tensor prompt_of(const Flags& flags, const Source& source) {
-  const auto prompt = source.tokenizer.encode(flags.prompt);
-  const auto longest = source.config.max_position_embeddings;
-  if (!flags.prompt.empty() && std::ssize(prompt) + flags.new_tokens > longest)
-    throw ConfigError(fmt::format("--prompt with {} tokens and --max-new-tokens {} are longer than the {} of the model", prompt.size(),
-                                  flags.new_tokens, longest));
-  return at::tensor(std::vector<int64_t>(prompt.begin(), prompt.end()), at::kLong).unsqueeze(0);
-}
-
-void show_text(const char* when, Model& model, const Flags& flags, const Source& source, const at::Tensor& tokens, const Trainer& trainer,
-               train::Run& run) {
-  if (flags.prompt.empty()) return;
-  const auto all = models::generate(*model, tokens.to(trainer.world().traits().device),
-                                    {.most = flags.new_tokens,
-                                     .temperature = flags.temperature,
-                                     .top_p = flags.top_p,
-                                     .vocabulary = source.tokenizer.size(),
-                                     .seed = flags.seed,
-                                     .ends = source.config.eos_token_ids})
-                       .flatten()
-                       .to(at::kCPU, at::kInt);
-  const auto text = source.tokenizer.decode({all.const_data_ptr<int32_t>(), static_cast<size_t>(all.numel())});
-  run.say(fmt::format("{} training: {}", when, text));
 }
 
 void save_adapter(const Model& model, const Flags& flags, const Trainer& trainer) {

@@ -145,6 +145,14 @@ CatalogReader open_weights(const fs::path& folder) {
   return stored;
 }
 
+/// Throws IoError unless the matrix A of a layer, with these sizes in the file, has the rank that adapter_config.json says.
+void expect_rank(const fs::path& file, const std::string& layer, at::IntArrayRef sizes, const lora::Options& options) {
+  const auto said = lora::rank_of(options, layer), found = sizes.empty() ? 0 : sizes.front();
+  if (found == said) return;
+  throw IoError("{}: the matrix A of '{}' has rank {}, but r in {} says {}; take both files from the same run", file, layer, found,
+                kAdapterConfig, said);
+}
+
 /// A tensor of a layer's adapter, with the end of its name in files.
 struct AdapterPart {
   std::string_view end;
@@ -272,13 +280,22 @@ namespace {
 void expect_alike(ConstModuleRef model, const fs::path& folder, const std::string& adapter) {
   lora::expect_unmerged(model);
   const auto theirs = read_adapter_config(folder);
+  const auto weights = adapter_weights(folder);
+  const auto stored = read_model(weights).tensors;
   for (const auto& layer : lora::layers_of(model, adapter)) {
-    const auto own = lora::scaling_of(lora::options_of(model, adapter), layer.name), there = lora::scaling_of(theirs, layer.name);
+    const auto numbers = [&](const lora::Options& options) {
+      return std::pair(lora::rank_of(options, layer.name), lora::scaling_of(options, layer.name));
+    };
+    const auto own = numbers(lora::options_of(model, adapter)), there = numbers(theirs);
     if (own != there) {
       throw UsageError(
-          "the adapter in {} is multiplied by {} in '{}', and adapter '{}' of the model by {}; apply it with the options of "
-          "checkpoint::read_adapter_config",
-          folder, there, layer.name, adapter, own);
+          "the adapter in {} has rank {} in '{}' and is multiplied by {}, but adapter '{}' of the model has rank {} and is multiplied by {}; "
+          "apply it with the options of checkpoint::read_adapter_config",
+          folder, there.first, layer.name, there.second, adapter, own.first, own.second);
+    }
+    for (const auto* key : {"lora_A.weight", "lora_embedding_A"}) {
+      const auto matrix = stored.find(fmt::format("{}{}.{}", kPrefix, layer.name, key));
+      if (matrix != stored.end()) expect_rank(weights, layer.name, matrix->second.shape, theirs);
     }
   }
   const auto is_pissa = [](const lora::Options& options) { return options.init_lora_weights == lora::Init::Pissa; };
@@ -288,7 +305,6 @@ void expect_alike(ConstModuleRef model, const fs::path& folder, const std::strin
         "(PiSSA); apply it with the options of checkpoint::read_adapter_config",
         folder, adapter);
   }
-  const auto stored = read_model(adapter_weights(folder)).tensors;
   for (const auto& [in_file, name] : names_in_file(model, adapter)) {
     // load_weights() throws if the adapter's own tensors are missing. For the biases of layers with adapters, older versions of peft wrote
     // names without `base_layer`.
@@ -337,12 +353,7 @@ PlainAdapter read_adapter(const fs::path& folder) {
     if (!adapter.options.use_dora && weights.magnitude.defined())
       throw IoError("{} is damaged: it has the magnitudes of a DoRA for '{}', but use_dora in {} is not true", path, layer, kAdapterConfig);
     weights.scaling = lora::scaling_of(adapter.options, layer);
-    auto as_stored = adapter.options;
-    as_stored.r = weights.a.dim() > 0 ? weights.a.size(0) : 0;
-    as_stored.rank_pattern.clear();
-    if (as_stored.r < 1 || lora::scaling_of(as_stored, layer) != weights.scaling) {
-      throw IoError("{} is damaged: the adapter of '{}' has rank {}, but another one in {}", path, layer, as_stored.r, kAdapterConfig);
-    }
+    expect_rank(path, layer, weights.a.sizes(), adapter.options);
   }
   return adapter;
 }

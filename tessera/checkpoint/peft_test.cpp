@@ -31,6 +31,8 @@ namespace nn = torch::nn;
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Lt;
+using ::testing::SizeIs;
 
 struct NetImpl : nn::Module {
   nn::Embedding embed = register_module("embed", nn::Embedding(20, 12));
@@ -144,6 +146,13 @@ TEST(Peft, RefusesWhatDoesNotFitTogether) {
   };
   EXPECT_THAT(said_of(R"("use_dora": true)", R"("use_dora": false)"), HasSubstr("magnitudes of a DoRA for 'a'"));
   EXPECT_THAT(said_of(R"("lora_alpha": 8.0)", R"("lora_alpha": "8")"), HasSubstr("lora_alpha is missing, or has another type"));
+  const auto of_another_run = AllOf(HasSubstr("adapter_model.safetensors: the matrix A of 'a' has rank 2, but r in adapter_config.json says 3"), SizeIs(Lt(300)));
+  EXPECT_THAT(said_of(R"("r": 2)", R"("r": 3)"), of_another_run);
+  Net other;
+  lora::apply(other, read_adapter_config(folder / "adapter"));
+  EXPECT_THAT(message_of<IoError>([&] { load_adapter(other, folder / "adapter"); }), of_another_run);
+  EXPECT_THAT(message_of<UsageError>([&] { load_adapter(net, folder / "adapter"); }),
+              HasSubstr("has rank 3 in 'a' and is multiplied by 2.6666666666666665, but adapter 'default' of the model has rank 2"));
   EXPECT_THAT(message_of<UsageError>([&] { read_adapter(folder / "nothing"); }), HasSubstr("not a folder of PEFT"));
   for (const std::string r : {"9223372036854775807", "2147483648", "18446744073709551616", "1e300", "-1", "2.5"}) {
     write_file(folder / "adapter/adapter_config.json", with(config, R"("r": 2)", R"("r": )" + r));

@@ -115,6 +115,7 @@ TEST(Gguf, GoesThereAndBack) {
     const torch::NoGradGuard no_grad;
     for (const auto& [code, tolerance] :
          {std::pair{"F32", 0.0}, {"F16", 0.05}, {"BF16", 0.3}, {"Q8_0", 0.3}, {"Q5_0", 2.5}, {"Q4_0", 5.0}, {"Q4_K", 2.5}}) {
+      if (config.experts && code[0] != 'F' && code != std::string_view("Q4_K")) continue;
       const auto file = folder / (std::string(code) + ".gguf");
       llm::write_gguf(folder / "hub", file, {.code = code});
       EXPECT_EQ(checkpoint::format_of(file), checkpoint::Format::Gguf);

@@ -5,21 +5,29 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "tessera/checkpoint/formats/gguf/gguf.h"
+#include "tessera/data/tokenizer.h"
 #include "tessera/models/llama_config.h"
 
 namespace tessera::llm {
 
 /// Returns general.architecture for a model.
-inline std::string architecture_of(const models::LlamaConfig& config) {
-  const auto& type = config.model_type;
-  if (type == "mistral" || type == "mixtral") return "llama";
-  return type == "qwen2_moe" ? "qwen2moe" : type == "qwen3_moe" ? "qwen3moe" : type == "gemma3_text" ? "gemma3" : type;
-}
+std::string architecture_of(const models::LlamaConfig& config);
 /// Returns general.architecture of a file. Throws ConfigError if models::Llama... does not have that architecture.
 std::string known_architecture(const checkpoint::GgufFile& file);
+
+models::LlamaConfig config_in_gguf(const std::filesystem::path& path);
+void add_config(checkpoint::GgufMetadata& metadata, const models::LlamaConfig& config);
+/// Returns the factors by which llama.cpp divides frequencies.
+at::Tensor rope_factors(const models::LlamaConfig& config);
+
+data::Tokenizer tokenizer_in_gguf(const std::filesystem::path& path);
+void add_tokenizer(checkpoint::GgufMetadata& metadata, const data::Tokenizer& tokenizer, const models::LlamaConfig& config);
+/// Whether llama.cpp lets the added tokens of a model with this name take the spaces behind them.
+bool is_phi3(std::string_view name);
 
 /// Returns the shortest decimal number that rounds to the same 32-bit value: 1e-5 instead of 9.99999975e-6.
 inline double as_meant(double number) {

@@ -101,10 +101,10 @@ void PackedRows::fill(Piece piece, int64_t*& tokens, int64_t*& positions, int64_
   }
 }
 
-void expect_vocabulary(const TokenFile& file, int64_t vocab_size) {
-  if (file.vocabulary() <= vocab_size) return;
+void expect_vocabulary(const std::filesystem::path& file, int64_t vocabulary, int64_t vocab_size) {
+  if (vocabulary <= vocab_size) return;
   throw ConfigError("{} has tokens of a vocabulary of {}, but the model knows only {}; make the file again with the model's own tokenizer",
-                    file.path(), file.vocabulary(), vocab_size);
+                    file, vocabulary, vocab_size);
 }
 
 }  // namespace tessera::llm

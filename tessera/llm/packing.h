@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <vector>
@@ -47,7 +48,7 @@ class PackedRows {
   std::vector<size_t> begins_ = {};  // the piece with which each row begins, and where the last row ends
 };
 
-/// Throws ConfigError if a file has tokens beyond a model's vocabulary.
-void expect_vocabulary(const TokenFile& file, int64_t vocab_size);
+/// Throws ConfigError if a file, in which all tokens are below `vocabulary`, has tokens beyond a model's.
+void expect_vocabulary(const std::filesystem::path& file, int64_t vocabulary, int64_t vocab_size);
 
 }  // namespace tessera::llm

@@ -79,6 +79,11 @@ at::Tensor PairBatch::counted() const {
   return (targets != kIgnored).flatten(1).any(1);
 }
 
+at::Tensor PairBatch::in_documents() const {
+  const auto follow = next != kIgnored;
+  return at::cat({at::ones_like(follow.narrow(2, 0, 1)), follow.narrow(2, 0, follow.size(2) - 1)}, 2);
+}
+
 at::Tensor log_probabilities(const at::Tensor& losses, const PairBatch& batch) {
   return -(losses * (batch.targets != kIgnored)).sum(2);
 }

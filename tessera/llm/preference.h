@@ -46,6 +46,8 @@ struct PairBatch {
   explicit PairBatch(const data::Samples& samples);
   /// {pairs}: false for pairs that only fill the batch (LoaderOptions::target_of_repeats).
   at::Tensor counted() const;
+  /// {pairs, 2, longest}: false in padding.
+  at::Tensor in_documents() const;
 };
 
 struct Preference {

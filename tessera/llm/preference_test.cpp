@@ -56,6 +56,7 @@ TEST(PairRows, AreTwoDocumentsEach) {
   expect_row(batch.tokens[1][0], {1, 2, 3, 4, 0});
   expect_row(batch.next[1][0], {2, 3, 4, -100, -100});
   expect_row(batch.targets[1][0], {-100, 3, 4, -100, -100});
+  expect_row(batch.in_documents()[1][0].to(at::kLong), {1, 1, 1, 1, 0});
   EXPECT_EQ(llm::PairRows(file, 1000)(numbers).targets.size(2), 64);
   EXPECT_THAT(message_of<ConfigError>([&] { llm::PairRows(file_of(folder / "none", {kDocuments[2], kDocuments[2]}), 5); }),
               HasSubstr("no pair has two answers that begin within 5 tokens"));

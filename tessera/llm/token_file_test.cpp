@@ -402,7 +402,7 @@ TEST(PackedRows, HaveDocumentsAndTheirPlaces) {
   expect_row(apart.inputs[2][0], {kBegin, 'a', 'b', 'c', kEnd, kEnd, 0, 0});  // with the end of the third document
   expect_row(apart.inputs[2][1], {0, 1, 2, 3, 4, 0, 0, 1});
   expect_row(apart.targets[2], {'a', 'b', 'c', kEnd, -100, -100, -100, -100});
-  EXPECT_THAT(message_of<ConfigError>([&] { llm::expect_vocabulary(file, 100); }),
+  EXPECT_THAT(message_of<ConfigError>([&] { llm::expect_vocabulary(file.path(), file.vocabulary(), 100); }),
               HasSubstr("a vocabulary of 260, but the model knows only 100"));
   EXPECT_THAT(message_of<UsageError>([&] { llm::PackedRows(file, 1); }), HasSubstr("rows of 1 tokens"));
 }

@@ -4,11 +4,13 @@
 #include <ATen/core/ScalarType.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
@@ -73,6 +75,18 @@ struct ConfigFile {
     if (found == json.end()) return;
     member.reset();
     if (!found->is_null()) read(key, member.emplace());
+  }
+
+  template <class T>
+  void read(const std::string& key, std::vector<T>& members) const {
+    const auto* const found = find(key);
+    if (found == nullptr) return;
+    constexpr auto kOf = std::is_same_v<T, std::string> ? "texts" : std::is_integral_v<T> ? "integers" : "numbers";
+    const auto fits = [](const Json& each) {
+      return std::is_same_v<T, std::string> ? each.is_string() : std::is_integral_v<T> ? each.is_number_integer() : each.is_number();
+    };
+    if (!found->is_array() || !std::ranges::all_of(*found, fits)) refuse(key, fmt::format("this must be a list of {}", kOf));
+    found->get_to(members);
   }
 
   /// Throws ConfigError if the file has another value for the key, which would make it another model.

@@ -82,7 +82,7 @@ at::Tensor LlamaExpertsImpl::by_expert(const at::Tensor& rows, const at::Tensor&
   return at::zeros_like(rows).index_add(0, token, result);
 }
 
-at::Tensor balance_loss(const std::vector<at::Tensor>& scores, const ExpertOptions& options) {
+at::Tensor balance_loss(const std::vector<at::Tensor>& scores, const ExpertOptions& options, const at::Tensor& counted) {
   std::vector<at::Tensor> of_layers;
   for (const auto& each : scores) {
     if (each.defined()) of_layers.push_back(each);
@@ -90,8 +90,13 @@ at::Tensor balance_loss(const std::vector<at::Tensor>& scores, const ExpertOptio
   if (of_layers.empty()) return at::zeros({});
   const auto all = at::cat(of_layers).softmax(-1);
   const auto chosen = std::get<1>(all.topk(options.num_experts_per_tok, -1));
-  const auto share = at::zeros_like(all, at::kFloat).scatter_(1, chosen, 1).mean(0);  // of the tokens that chose an expert
-  return (share * all.mean(0)).sum() * options.num_experts;
+  const auto choices = at::zeros_like(all, at::kFloat).scatter_(1, chosen, 1);
+  const auto mean = [&](const at::Tensor& values) {
+    if (!counted.defined()) return values.mean(0);
+    const auto weights = counted.flatten().repeat(static_cast<int64_t>(of_layers.size())).to(values.scalar_type());
+    return weights.matmul(values) / weights.sum();
+  };
+  return (mean(choices) * mean(all)).sum() * options.num_experts;
 }
 
 }  // namespace tessera::models

@@ -49,6 +49,7 @@ struct LlamaExpertsImpl : torch::nn::Module {
 TORCH_MODULE(LlamaExperts);
 
 /// Returns the loss by which training spreads tokens over the experts (transformers' load_balancing_loss_func), over all layers together.
-at::Tensor balance_loss(const std::vector<at::Tensor>& scores, const ExpertOptions& options);
+/// `counted`: which tokens count, {tokens}; all unless given.
+at::Tensor balance_loss(const std::vector<at::Tensor>& scores, const ExpertOptions& options, const at::Tensor& counted = {});
 
 }  // namespace tessera::models

@@ -141,6 +141,14 @@ TEST(Experts, InSharedMemoryNeedNoOtherRankToEvaluate) {
   });
 }
 
+TEST(Experts, AreBalancedByTheTokensThatCount) {
+  const models::ExpertOptions options{.num_experts = 4};
+  const auto counted = at::tensor({1, 0, 1, 1, 0}).to(at::kBool), rows = counted.nonzero().squeeze(1);
+  const std::vector<at::Tensor> scores = {at::randn({5, 4}), {}, at::randn({5, 4})};
+  const std::vector<at::Tensor> some = {scores[0].index_select(0, rows), scores[2].index_select(0, rows)};
+  EXPECT_TRUE(at::allclose(models::balance_loss(scores, options, counted), models::balance_loss(some, options)));
+}
+
 TEST(Experts, MayHaveAdapters) {
   with_ranks(2, [](const Communicator& world) {
     const auto adapt = [](LlamaForCausalLM& model) {

@@ -274,17 +274,20 @@ at::Tensor LlamaForCausalLMImpl::loss(const at::Tensor& tokens, const at::Tensor
     const auto own = loss(tokens, targets, options, with_scores);
     return own + experts->router_aux_loss_coef * balance_loss(*with_scores.router_scores, *experts).to(own.scalar_type());
   }
-  return entropy(nn::linear_cross_entropy, tokens, targets, options, input);
+  return entropy(nn::linear_cross_entropy, call(model, tokens, input), targets, options);
 }
 
 at::Tensor LlamaForCausalLMImpl::losses(const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options,
                                         const LlamaInput& input) {
-  return entropy(nn::linear_cross_entropies, tokens, targets, options, input);
+  return losses_of(call(model, tokens, input), targets, options);
 }
 
-at::Tensor LlamaForCausalLMImpl::entropy(Entropy* entropy, const at::Tensor& tokens, const at::Tensor& targets,
-                                         const nn::LinearCrossEntropy& options, const LlamaInput& input) {
-  const auto states = call(model, tokens, input);
+at::Tensor LlamaForCausalLMImpl::losses_of(const at::Tensor& states, const at::Tensor& targets, const nn::LinearCrossEntropy& options) {
+  return entropy(nn::linear_cross_entropies, states, targets, options);
+}
+
+at::Tensor LlamaForCausalLMImpl::entropy(Entropy* entropy, const at::Tensor& states, const at::Tensor& targets,
+                                         const nn::LinearCrossEntropy& options) {
   auto capped = options;
   if (model->config.final_logit_softcapping) capped.softcap = *model->config.final_logit_softcapping;
   if (lm_head.is_empty()) return entropy(states, model->embed_tokens->weight, targets, capped);

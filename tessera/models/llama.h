@@ -134,9 +134,12 @@ struct LlamaForCausalLMImpl : torch::nn::Module {
   /// learned. The scores are never in memory as a whole. With ExpertOptions::output_router_logits, balance_loss() is added.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options = {},
                   const LlamaInput& input = {});
-  /// Returns the cross entropy of each target, {batch, length}, for losses of other kinds; 0 where the target is -100.
+  /// Returns the cross entropy of each target, {batch, length}, for losses of other kinds; 0 where the target is -100. balance_loss() has
+  /// no place in it, because it is one number for all tokens: who wants it gives LlamaInput::router_scores, and adds it to the loss.
   at::Tensor losses(const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options = {},
                     const LlamaInput& input = {});
+  /// The same for states that `model` has returned, or some of them: {..., hidden_size}. `targets`: {...}.
+  at::Tensor losses_of(const at::Tensor& states, const at::Tensor& targets, const nn::LinearCrossEntropy& options = {});
 
   /// Returns names in other programs' files that this model lacks, for WeightsOptions::may_be_unknown.
   std::vector<std::string> surplus_names() const;
@@ -146,8 +149,7 @@ struct LlamaForCausalLMImpl : torch::nn::Module {
 
  private:
   using Entropy = decltype(nn::linear_cross_entropy);
-  at::Tensor entropy(Entropy* entropy, const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options,
-                     const LlamaInput& input);
+  at::Tensor entropy(Entropy* entropy, const at::Tensor& states, const at::Tensor& targets, const nn::LinearCrossEntropy& options);
 };
 TORCH_MODULE(LlamaForCausalLM);
 

@@ -5,15 +5,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 #include "tessera/models/config_file.h"
+#include "tessera/models/llama_rope.h"
 
 namespace tessera::models {
 namespace {
 
 constexpr int64_t kMostLayers = 65'536;
-constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
 constexpr auto kGelu = "gelu_pytorch_tanh";
 
 /// The defaults of a family for keys that a file lacks. Sizes need no defaults, because all files have them.
@@ -81,51 +80,6 @@ void each_plain(auto& config, const auto& visit) {
   visit("tie_word_embeddings", config.tie_word_embeddings);
 }
 
-/// Calls visit(key, member) for the members of a scaling.
-void each_of_scaling(auto& scaling, const auto& visit) {
-  visit("factor", scaling.factor);
-  visit("low_freq_factor", scaling.low_freq_factor);
-  visit("high_freq_factor", scaling.high_freq_factor);
-  visit("original_max_position_embeddings", scaling.original_max_position_embeddings);
-}
-
-/// Calls visit(key, member) for the members of a scaling that files may lack.
-void each_of_yarn(auto& scaling, const auto& visit) {
-  visit("original_max_position_embeddings", scaling.original_max_position_embeddings);
-  visit("beta_fast", scaling.beta_fast);
-  visit("beta_slow", scaling.beta_slow);
-  visit("truncate", scaling.truncate);
-}
-
-void read_yarn(const ConfigFile& inner, int64_t longest, nn::RotaryOptions& rope) {
-  auto& yarn = rope.yarn.emplace();
-  yarn.original_max_position_embeddings = longest;
-  if (inner.find("factor") == nullptr) inner.refuse("factor", "yarn needs it");
-  inner.read("factor", yarn.factor);
-  each_of_yarn(yarn, [&](const char* key, auto& member) {
-    if (inner.find(key) != nullptr) inner.read(key, member);
-  });
-  std::optional<double> given, scale, of_all;
-  inner.read("attention_factor", given);
-  inner.read("mscale", scale);
-  inner.read("mscale_all_dim", of_all);
-  const auto grown = [&](double by) { return yarn.factor <= 1 ? 1 : 0.1 * by * std::log(yarn.factor) + 1; };
-  const bool has_scales = scale.value_or(0) != 0 && of_all.value_or(0) != 0;
-  rope.attention_factor = given.value_or(has_scales ? grown(*scale) / grown(*of_all) : grown(1));
-}
-
-void read_longrope(const ConfigFile& file, const ConfigFile& inner, int64_t longest, nn::RotaryOptions& rope) {
-  auto& longrope = rope.longrope.emplace();
-  for (const auto& [key, member] : {std::pair{"short_factor", &longrope.short_factor}, {"long_factor", &longrope.long_factor}}) {
-    const auto* list = inner.find(key);
-    if (list == nullptr || !list->is_array() || !std::ranges::all_of(*list, [](const Json& each) { return each.is_number(); }))
-      inner.refuse(key, "longrope needs a list of numbers");
-    *member = list->get<std::vector<double>>();
-  }
-  for (const auto* each : {&inner, &file}) each->read("original_max_position_embeddings", longrope.original_max_position_embeddings);
-  rope.attention_factor = nn::usual_attention_factor(rope, longest);
-}
-
 /// Calls visit(key, member) for what describes the experts of a family.
 void each_of_experts(std::string_view model_type, auto& experts, const auto& visit) {
   const bool is_mixtral = model_type == "mixtral";
@@ -153,62 +107,17 @@ void read_experts(const ConfigFile& file, LlamaConfig& config) {
   }
   experts.norm_topk_prob = config.model_type == "mixtral";
   each_of_experts(config.model_type, experts, [&](const char* key, auto& member) { file.read(key, member); });
-  const auto* dense = file.find("mlp_only_layers");
-  if (dense == nullptr) return;
-  if (!dense->is_array() || !std::ranges::all_of(*dense, &Json::is_number_integer))
-    file.refuse("mlp_only_layers", "this must be a list of numbers of layers");
-  experts.mlp_only_layers = dense->get<std::vector<int64_t>>();
-}
-
-/// Reads the keys of rope_parameters, or of rope_scaling, which older files have next to rope_theta.
-void read_rope(const ConfigFile& file, const std::string& key, LlamaConfig& config) {
-  auto& rope = config.rope;
-  const auto* found = file.find(key);
-  if (found == nullptr) return;
-  if (!found->is_object()) file.refuse(key, "this must be an object with rope_type");
-  ConfigFile inner{.path = file.path, .json = *found, .prefix = file.prefix + key + ": "};
-  if (found->contains(kFull)) {  // of each kind of layers
-    LlamaConfig local;
-    read_rope(inner, std::string(kSliding), local);
-    if (local.rope != nn::RotaryOptions{.theta = local.rope.theta}) inner.refuse(std::string(kSliding), "only rope_theta is read here");
-    config.rope_local_base_freq = local.rope.theta;
-    return read_rope(inner, std::string(kFull), config);
-  }
-  std::string type = "default";
-  inner.read("type", type);
-  inner.read("rope_type", type);
-  inner.read("rope_theta", rope.theta);
-  inner.read("partial_rotary_factor", rope.partial_rotary_factor);
-  const bool is_phi = config.model_type == "phi3";
-  if (is_phi && (type == "su" || type == "yarn")) type = "longrope";  // its names in the first files of Phi 3
-  if (type == "linear") {
-    inner.read("factor", rope.factor);
-  } else if (type == "llama3") {
-    each_of_scaling(rope.llama3.emplace(), [&](const char* key, auto& member) {
-      if (inner.find(key) == nullptr) inner.refuse(key, "llama3 needs it");
-      inner.read(key, member);
-    });
-  } else if (type == "yarn") {
-    read_yarn(inner, config.max_position_embeddings, rope);
-  } else if (type == "longrope" && is_phi) {
-    read_longrope(file, inner, config.max_position_embeddings, rope);
-  } else if (type != "default") {
-    inner.refuse(inner.json.contains("rope_type") ? "rope_type" : "type", "choose default, linear, llama3 or yarn; phi3 also has longrope");
-  }
+  file.read("mlp_only_layers", experts.mlp_only_layers);
 }
 
 /// Reads which layers of SmolLM3 have no rotary embeddings: those with 0 in no_rope_layers, or every no_rope_layer_interval-th layer.
 void read_no_rope(const ConfigFile& file, LlamaConfig& config) {
-  if (const auto* layers = file.find("no_rope_layers")) {
-    if (!layers->is_array() || !std::ranges::all_of(*layers, &Json::is_number_integer))
-      file.refuse("no_rope_layers", "this must be a list of 0 and 1");
-    config.no_rope_layers = layers->get<std::vector<int64_t>>();
-  } else {
-    int64_t interval = 4;
-    file.read("no_rope_layer_interval", interval);
-    if (interval < 1) file.refuse("no_rope_layer_interval", "this must be at least 1");
-    for (int64_t layer = 0; layer < config.num_hidden_layers; layer++) config.no_rope_layers.push_back((layer + 1) % interval != 0 ? 1 : 0);
-  }
+  file.read("no_rope_layers", config.no_rope_layers);
+  if (file.find("no_rope_layers") != nullptr) return;
+  int64_t interval = 4;
+  file.read("no_rope_layer_interval", interval);
+  if (interval < 1) file.refuse("no_rope_layer_interval", "this must be at least 1");
+  for (int64_t layer = 0; layer < config.num_hidden_layers; layer++) config.no_rope_layers.push_back((layer + 1) % interval != 0 ? 1 : 0);
 }
 
 /// Whether config.json says which layers slide; in other families all do that have a sliding_window.
@@ -236,10 +145,10 @@ void read_layers(const ConfigFile& file, const Family& family, LlamaConfig& conf
     for (int64_t layer = 0; layer < config.num_hidden_layers; layer++)
       config.layer_types.emplace_back(sees_all(layer) ? kFull : kSliding);
   }
-  if (const auto* types = file.find("layer_types"); types != nullptr && by_layer) {
-    const bool known = types->is_array() && std::ranges::all_of(*types, [](const Json& type) { return type == kFull || type == kSliding; });
-    if (!known) file.refuse("layer_types", fmt::format("this must be a list of {} and {}", kFull, kSliding));
-    config.layer_types = types->get<std::vector<std::string>>();
+  if (by_layer) {
+    file.read("layer_types", config.layer_types);
+    if (!std::ranges::all_of(config.layer_types, [](const std::string& type) { return type == kFull || type == kSliding; }))
+      file.refuse("layer_types", fmt::format("this must be a list of {} and {}", kFull, kSliding));
     if (!config.sliding_window && std::ranges::find(config.layer_types, kSliding) != config.layer_types.end())
       file.refuse("layer_types", "sliding_attention needs a sliding_window");
     if (!config.sliding_window) config.layer_types.clear();
@@ -249,16 +158,9 @@ void read_layers(const ConfigFile& file, const Family& family, LlamaConfig& conf
 void read_tokens(const ConfigFile& file, LlamaConfig& config) {
   file.read("bos_token_id", config.bos_token_id);
   file.read("pad_token_id", config.pad_token_id);
-  const auto* eos = file.find("eos_token_id");
-  if (eos == nullptr) {
-    // The model does not end texts.
-  } else if (eos->is_number_integer()) {
-    config.eos_token_ids = {eos->get<int64_t>()};
-  } else if (eos->is_array() && std::ranges::all_of(*eos, &Json::is_number_integer)) {
-    config.eos_token_ids = eos->get<std::vector<int64_t>>();
-  } else {
-    file.refuse("eos_token_id", "this must be an integer, or a list of them");
-  }
+  const auto* const eos = file.find("eos_token_id");
+  const bool is_one = eos != nullptr && !eos->is_array();
+  is_one ? file.read("eos_token_id", config.eos_token_ids.emplace_back()) : file.read("eos_token_id", config.eos_token_ids);
   // Some files have -1 for no token.
   std::erase(config.eos_token_ids, -1);
   for (auto* token : {&config.bos_token_id, &config.pad_token_id}) {
@@ -331,20 +233,7 @@ void LlamaConfig::write(const std::filesystem::path& folder, at::ScalarType dtyp
   json["head_dim"] = head_size();
   json["rope_theta"] = rope.theta;
   if (rope.partial_rotary_factor != 1) json["partial_rotary_factor"] = rope.partial_rotary_factor;
-  json["rope_scaling"] = nullptr;
-  if (rope.llama3) {
-    json["rope_scaling"] = {{"rope_type", "llama3"}};
-    each_of_scaling(*rope.llama3, [&](const char* key, auto member) { json["rope_scaling"][key] = member; });
-  } else if (rope.yarn) {
-    json["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", rope.yarn->factor}, {"attention_factor", rope.attention_factor}};
-    each_of_yarn(*rope.yarn, [&](const char* key, auto member) { json["rope_scaling"][key] = member; });
-  } else if (rope.longrope) {  // transformers 4 wants these three keys alone
-    json["rope_scaling"] = {
-        {"type", "longrope"}, {"short_factor", rope.longrope->short_factor}, {"long_factor", rope.longrope->long_factor}};
-    json["original_max_position_embeddings"] = rope.longrope->original_max_position_embeddings;
-  } else if (rope.factor != 1) {
-    json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", rope.factor}};
-  }
+  write_rope(rope, json);
   if (model_type != "llama") {
     json["sliding_window"] = sliding_window ? Json(*sliding_window) : Json();
     if (slides_by_layer(model_type) ? !is_gemma() : experts && model_type != "mixtral")
@@ -390,38 +279,39 @@ const LlamaConfig& expect_sense(const LlamaConfig& config) {
   const auto turned = nn::rotary_size(config.rope, config.head_size());
   expect(turned >= 2 && turned % 2 == 0 && turned <= config.head_size(), "partial_rotary_factor", config.rope.partial_rotary_factor,
          fmt::format("such that an even number of the {} values of a head are rotated", config.head_size()));
-  expect(config.rope.theta > 0, "rope_theta", config.rope.theta, "above 0");
-  expect(config.rope.factor > 0, "factor", config.rope.factor, "above 0");
-  if (const auto& scaling = config.rope.llama3) {
-    expect(scaling->factor > 0, "factor", scaling->factor, "above 0");
-    expect(scaling->low_freq_factor > 0, "low_freq_factor", scaling->low_freq_factor, "above 0");
+  const auto& rope = config.rope;
+  const std::pair<const char*, std::optional<double>> above_0[] = {
+      {"rope_theta", rope.theta},
+      {"factor", rope.llama3 ? rope.llama3->factor : rope.yarn ? rope.yarn->factor : rope.factor},
+      {"low_freq_factor", rope.llama3 ? rope.llama3->low_freq_factor : 1},
+      {"attention_factor", rope.attention_factor},
+      {"rope_local_base_freq", config.rope_local_base_freq},
+      {"attn_logit_softcapping", config.attn_logit_softcapping},
+      {"final_logit_softcapping", config.final_logit_softcapping},
+      {"rms_norm_eps", config.rms_norm_eps}};
+  for (const auto& [key, value] : above_0) expect(value.value_or(1) > 0, key, value.value_or(1), "above 0");
+  const auto expect_original = [&](int64_t length, int64_t least) {
+    expect(length >= least, "original_max_position_embeddings", length, fmt::format("at least {}", least));
+  };
+  if (const auto& scaling = rope.llama3) {
     expect(scaling->high_freq_factor > scaling->low_freq_factor, "high_freq_factor", scaling->high_freq_factor, "above low_freq_factor");
-    expect(scaling->original_max_position_embeddings >= 1, "original_max_position_embeddings", scaling->original_max_position_embeddings,
-           "at least 1");
+    expect_original(scaling->original_max_position_embeddings, 1);
   }
-  if (const auto& yarn = config.rope.yarn) {
-    expect(yarn->factor > 0, "factor", yarn->factor, "above 0");
+  if (const auto& yarn = rope.yarn) {
     expect(yarn->beta_slow > 0 && yarn->beta_fast >= yarn->beta_slow, "beta_fast", yarn->beta_fast, "at least beta_slow, which is above 0");
-    expect(yarn->original_max_position_embeddings >= 1, "original_max_position_embeddings", yarn->original_max_position_embeddings,
-           "at least 1");
+    expect_original(yarn->original_max_position_embeddings, 1);
   }
-  if (const auto& longrope = config.rope.longrope) {
+  if (const auto& longrope = rope.longrope) {
     for (const auto* factors : {&longrope->short_factor, &longrope->long_factor}) {
       expect(std::ssize(*factors) == turned / 2 && std::ranges::all_of(*factors, [](double factor) { return factor > 0; }),
              "short_factor and long_factor", fmt::format("{}", fmt::join(*factors, ", ")),
              fmt::format("{} numbers above 0, one for each pair of values that is rotated", turned / 2));
     }
-    expect(longrope->original_max_position_embeddings >= 2, "original_max_position_embeddings", longrope->original_max_position_embeddings,
-           "at least 2");
+    expect_original(longrope->original_max_position_embeddings, 2);
   }
-  expect(config.rope.attention_factor > 0, "attention_factor", config.rope.attention_factor, "above 0");
-  expect(config.rope_local_base_freq.value_or(1) > 0, "rope_local_base_freq", config.rope_local_base_freq.value_or(1), "above 0");
   expect(config.query_pre_attn_scalar.value_or(1) >= 1, "query_pre_attn_scalar", config.query_pre_attn_scalar.value_or(1), "at least 1");
-  for (const auto& cap : {config.attn_logit_softcapping, config.final_logit_softcapping})
-    expect(cap.value_or(1) > 0, "a softcap of", cap.value_or(1), "above 0, or null");
   expect(!config.attn_logit_softcapping || config.attention_dropout == 0, "attention_dropout", config.attention_dropout,
          "0 beside attn_logit_softcapping");
-  expect(config.rms_norm_eps > 0, "rms_norm_eps", config.rms_norm_eps, "above 0");
   expect(config.initializer_range >= 0, "initializer_range", config.initializer_range, "at least 0");
   expect(config.attention_dropout >= 0 && config.attention_dropout < 1, "attention_dropout", config.attention_dropout,
          "at least 0 and below 1");

@@ -339,9 +339,12 @@ std::optional<Bias> bias_named(std::string_view name) {
   return known == std::end(kBiases) ? std::nullopt : std::optional(static_cast<Bias>(known - kBiases));
 }
 
+int64_t rank_of(const Options& options, const std::string& layer) {
+  return by_pattern(layer, options.rank_pattern, options.r);
+}
+
 double scaling_of(const Options& options, const std::string& layer) {
-  const auto alpha = by_pattern(layer, options.alpha_pattern, options.lora_alpha);
-  const auto rank = static_cast<double>(by_pattern(layer, options.rank_pattern, options.r));
+  const auto alpha = by_pattern(layer, options.alpha_pattern, options.lora_alpha), rank = static_cast<double>(rank_of(options, layer));
   return alpha / (options.use_rslora ? std::sqrt(rank) : rank);
 }
 
@@ -352,9 +355,8 @@ void apply(ModuleRef model, const Options& options, const std::string& adapter) 
   expect_whole_modules(*model, options.modules_to_save);
   expect_own_wholes(*model, options, adapter);
   const auto targets = chosen(layers_in(*model), options);
-  const auto rank_of = [&](const Target& layer) { return by_pattern(layer.name, options.rank_pattern, options.r); };
   for (const auto& layer : targets) {
-    expect_sense(layer, options, rank_of(layer));
+    expect_sense(layer, options, rank_of(options, layer.name));
     const auto adapted = adapted_of(*layer.module);
     if (adapted && adapted->adapters.contains(adapter)) throw UsageError("lora: '{}' has an adapter '{}' already", layer.name, adapter);
   }
@@ -364,13 +366,13 @@ void apply(ModuleRef model, const Options& options, const std::string& adapter) 
   }
   std::vector<std::string> narrow;
   for (const auto& layer : targets) {
-    if (rank_of(layer) > layer.width()) narrow.push_back(layer.name);
+    if (rank_of(options, layer.name) > layer.width()) narrow.push_back(layer.name);
   }
   if (!narrow.empty()) log(LogLevel::Warning, "lora: the rank is wider than these layers, so a smaller one would do: {}", some_of(narrow));
   const bool is_first = adapted_in(*model).empty();
   {
     const c10::AutoGradMode no_grad(false);
-    for (const auto& layer : targets) add_adapter(layer, options, rank_of(layer), adapter);
+    for (const auto& layer : targets) add_adapter(layer, options, rank_of(options, layer.name), adapter);
   }
   if (is_first) activate(*model, {adapter});
   choose_training(*model);

@@ -97,7 +97,8 @@ std::string description(ConstModuleRef model);
 /// Throws UsageError if adapters are merged.
 void expect_unmerged(ConstModuleRef model);
 
-/// The factor of an adapter's output in this layer.
+/// The rank of an adapter in this layer, and the factor of its output.
+int64_t rank_of(const Options& options, const std::string& layer);
 double scaling_of(const Options& options, const std::string& layer);
 
 /// The parameters of an adapter of one layer.

@@ -210,19 +210,16 @@ bool Run::next_epoch() {
   const auto has_ended = [&] { return is_over() || (options_.epochs && position.epoch >= *options_.epochs); };
   if (epoch_ > 0 && !has_ended()) look_for_signals();
   if (has_ended()) {
-    if (epoch_ > 0) {
-      save();  // saves the last step of the run, if that is not saved yet
-    } else if (last_) {
-      const bool of_epochs = options_.epochs && position.epoch >= *options_.epochs;
-      const bool of_steps = options_.steps && trainer_.steps() >= *options_.steps;
-      if (!of_epochs && !of_steps) {
-        say(fmt::format("the run has ended early, after {} that brought no better value; for more, raise --patience (RunOptions::patience)",
-                        counted(since_best_, "evaluation")));
-      } else {
-        const auto had = of_epochs ? counted(*options_.epochs, "epoch") : counted(*options_.steps, "step");
-        say(fmt::format("the run has had its {}; for more, raise {}", had,
-                        of_epochs ? "--num-epochs (RunOptions::epochs)" : "--max-steps (RunOptions::steps)"));
-      }
+    const bool of_epochs = options_.epochs && position.epoch >= *options_.epochs;
+    const bool of_steps = options_.steps && trainer_.steps() >= *options_.steps;
+    if (epoch_ > 0) save();  // saves the last step of the run, if that is not saved yet
+    if (is_out_of_patience() && !of_epochs && !of_steps) {
+      say(fmt::format("the run has ended early, after {} that brought no better value; for more, raise --patience (RunOptions::patience)",
+                      counted(since_best_, "evaluation")));
+    } else if (epoch_ == 0 && last_) {
+      const auto had = of_epochs ? counted(*options_.epochs, "epoch") : counted(*options_.steps, "step");
+      say(fmt::format("the run has had its {}; for more, raise {}", had,
+                      of_epochs ? "--num-epochs (RunOptions::epochs)" : "--max-steps (RunOptions::steps)"));
     }
     if (parts_->saver) parts_->saver->wait();
     parts_->stop.reset();  // from now on signals have their usual effect

@@ -187,8 +187,11 @@ class Llama(Recipe):
     def losses(self, said):
         return [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", said)]
 
-    def text_of(self, said):
-        return next(line for line in said.splitlines() if "after training: a b c" in line).partition("a b c")[2]
+    def generate(self, model, count=12):
+        """Returns the text after "a b c", and what the command says."""
+        (self.folder / "prompt").write_text("a b c d e f g h\n")
+        said = self.run_program(TESSERA, "llm", "generate", model, "--prompts", "prompt", "--out", "continued.jsonl", "--max-new-tokens", count)
+        return " d e f g h" + json.loads((self.folder / "continued.jsonl").read_text())["text"], said
 
     def tokenize(self):
         return self.run_program(TESSERA, "data", "tokenize", "texts-0.jsonl", "texts-1.jsonl", "--tokenizer", "model", "--out", "texts.tokens")
@@ -206,9 +209,9 @@ class Training(Llama):
         self.assertLess(losses[-1], losses[0], first)
         (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="true"))
         again = self.train("--config", "model", "--num-epochs", 40, "--max-steps", 240, "--ckpt-prefix", "run", "--resume", "--eval-data", "texts.tokens",
-                           "--units", "head-with-norm", "--output", "out", "--gguf", "out.gguf", "--gguf-code", "F32", "--prompt", "a b c d e f g h", "--max-new-tokens", 12, ranks=3)
+                           "--units", "head-with-norm", "--output", "out", "--gguf", "out.gguf", "--gguf-code", "F32", ranks=3)
         self.assertLess(self.losses(again)[-1], 0.8, again)
-        text = self.text_of(again)
+        text = self.generate("out")[0]
         read = self.run_program(PYTHON, "-c", READ, "out", "out.gguf").splitlines()[-1]
         self.assertEqual(read.partition("a b c")[2], text)
         self.assertIn("i j k", text)
@@ -243,6 +246,32 @@ class Training(Llama):
             for whole, accumulated in zip(curves[1], curves[2], strict=True):
                 self.assertAlmostEqual(whole, accumulated, delta=2e-4)
 
+    def test_experts_are_balanced_with_the_same_weight_in_accumulated_passes(self):
+        # All rows have the same tokens, of which not as many are learned: so the loss that balances experts is the same in each pass.
+        text = "a b c d e f g h i j k l m n o p q"
+        (self.folder / "texts-0.jsonl").write_text("".join(json.dumps(dict(prompt=text[:5 * row], completion=text[5 * row:])) + "\n" for row in range(1, 7)))
+        (self.folder / "texts-1.jsonl").write_text((json.dumps(dict(prompt="a b c", chosen=" d e f", rejected=" f e d")) + "\n") * 4)
+        for part, name in enumerate(("texts", "pairs")):
+            self.run_program(TESSERA, "data", "tokenize", f"texts-{part}.jsonl", "--tokenizer", "model", "--out", f"{name}.tokens")
+        experts = dict(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2, router_aux_loss_coef=10)
+
+        def train(name, passes, rows, balance, *arguments):
+            (self.folder / "model/config.json").write_text(json.dumps({**MODEL, **experts, "output_router_logits": balance}))
+            (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="false").replace("steps: 2", f"steps: {passes}"))
+            metrics = self.folder / f"{name}-{passes}-{balance}.jsonl"
+            self.train("--config", "model", "--data", f"{name}.tokens", "--batch-size", rows, "--num-epochs", 3, "--log-steps", 1, "--metrics", metrics,
+                       "--eval-data", f"{name}.tokens", *arguments)
+            rows = list(map(json.loads, metrics.read_text().splitlines()))
+            return [row[key] for key in ("loss", "grad_norm", "eval_loss") for row in rows if key in row]
+
+        for name, rows, arguments in (("texts", 3, ["--packing", "whole"]), ("pairs", 2, ["--preference", "dpo"])):
+            plain, one = (train(name, 1, rows, balance, *arguments) for balance in (False, True))
+            several = train(name, rows, 1, True, *arguments)
+            self.assertGreater(one[0] - plain[0], 10, name)  # at least the coefficient, if all experts are used equally
+            self.assertLess(one[-1], plain[-1] + 1, name)  # evaluations measure texts alone
+            for whole, accumulated in zip(one, several, strict=True):
+                self.assertAlmostEqual(whole, accumulated, delta=1e-3 * max(1, whole))
+
     def test_losses_are_the_curve_of_transformers(self):
         letters = "the quick brown fox jumps over the lazy dog and other stories of old"
         (self.folder / "texts-0.jsonl").write_text("".join(json.dumps(dict(text=(letters[3 * row:] + letters)[: 36 + 3 * row])) + "\n" for row in range(8)))
@@ -261,7 +290,6 @@ class Training(Llama):
         self.assertIn("give either --model PATH, or --config FOLDER for a new model", self.run_program(LLAMA, "--data", "texts.tokens", status=2))
         for arguments, why in (
             (("--config", "model", "--length", 512), "--length 512: the model in model takes at most 256 tokens"),
-            (("--config", "model", "--length", 64, "--prompt", "a", "--max-new-tokens", 300), "are longer than the 256 of the model"),
             (("--config", "nothing"), "nothing: there is no such folder or GGUF file"),
             (("--config", "model", "--output", "texts.tokens"), "texts.tokens"),
             (("--model", "model", "--output", "model"), "--output model is the model that is trained on"),
@@ -388,6 +416,7 @@ class Methods(Llama):
         best = whole.index(min(whole))
         self.assertEqual(len(whole), best + 4, whole)  # three more, and none of them better
         self.assertEqual(len(list(self.folder.glob("whole-step-*"))), 2, said)
+        self.assertIn("the run has ended early, after 3 evaluations", said)
         run("parts", patience=1)
         again, parts = run("parts", "--resume")
         self.assertEqual(parts, whole, again)
@@ -413,13 +442,13 @@ class Devices(Llama):
         on_replicas = self.train(*flags, "on-replicas", "--metrics-debug", lr=0.001)
         self.assertAlmostEqual(self.losses(on_replicas)[0], self.losses(on_ranks)[0], delta=2e-4)
         self.assertLessEqual(self.programs(on_replicas), 11, on_replicas)
-        text = ["--max-steps", 1, "--prompt", "a b c d e f g h"]
         # A token that goes on with the text is the same program each time.
-        shorter_and_longer = [self.train("--model", "on-replicas", *text, "--max-new-tokens", count, "--metrics-debug", ranks=1, lr=0) for count in (4, 8)]
+        os.environ["TESSERA_XLA_METRICS"] = "1"
+        self.addCleanup(os.environ.pop, "TESSERA_XLA_METRICS", None)
+        shorter_and_longer = [self.generate("on-replicas", count) for count in (4, 8)]
         del os.environ["TESSERA_DEVICE"]
-        on_host = self.train("--model", "on-replicas", *text, "--max-new-tokens", 8, ranks=1, lr=0)
-        self.assertEqual(self.text_of(shorter_and_longer[1]), self.text_of(on_host))
-        self.assertEqual(*map(self.programs, shorter_and_longer))
+        self.assertEqual(shorter_and_longer[1][0], self.generate("on-replicas", 8)[0])
+        self.assertEqual(*(self.programs(said) for _, said in shorter_and_longer))
 
     def test_a_step_is_compiled_for_devices_that_are_not_here(self):
         self.tokenize()
@@ -454,21 +483,19 @@ class LlamaCpp(Llama):
 
     def test_the_result_is_the_same_model_there(self):
         self.tokenize()
-        said = self.train("--config", "model", "--num-epochs", 8, "--output", "out", "--gguf", "out.gguf", "--gguf-code", "F32", "--prompt", "a b c d e f g h",
-                          "--max-new-tokens", 12)
+        self.train("--config", "model", "--num-epochs", 8, "--output", "out", "--gguf", "out.gguf", "--gguf-code", "F32")
         apart, text = self.there("out", "out.gguf")
         self.assertLess(apart, 1e-3)
-        self.assertEqual(text, self.text_of(said))
+        self.assertEqual(text, self.generate("out")[0])
 
     def test_an_adapter_beside_the_model_is_the_merged_model_there(self):
         self.tokenize()
         self.train("--config", "model", "--num-epochs", 4, "--output", "base", "--gguf", "base.gguf", "--gguf-code", "F32")
-        said = self.train("--model", "base", "--method", "lora", "--rank", 4, "--alpha", 8, "--num-epochs", 4, "--adapter", "adapter", "--output", "out",
-                          "--prompt", "a b c d e f g h", "--max-new-tokens", 12)
+        self.train("--model", "base", "--method", "lora", "--rank", 4, "--alpha", 8, "--num-epochs", 4, "--adapter", "adapter", "--output", "out")
         self.run_program(TESSERA, "ckpt", "convert", "adapter", "adapter.gguf", "--to", "gguf", "--base", "base")
         apart, text = self.there("out", "base.gguf", "adapter.gguf")
         self.assertLess(apart, 1e-3)
-        self.assertEqual(text, self.text_of(said))
+        self.assertEqual(text, self.generate("out")[0])
         self.assertGreater(self.there("out", "base.gguf")[0], 0.1)
 
 

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <memory>
 
@@ -29,6 +30,25 @@ constexpr std::chrono::hours kThinking{24 * 365};  // how long ranks wait for a 
 std::atomic<bool> ctrl_c = false;
 std::atomic<int> told_of_ctrl_c = -1;  // a pipe, because a signal that another thread takes does not end a wait for input
 
+/// Makes this process group that of the terminal if tessera launch is: it starts ranks in groups of their own, which may not read from the
+/// terminal, and which Ctrl-C does not reach.
+class Foreground : NoCopy {
+ public:
+  Foreground() {
+    const auto launcher = ::getpgid(::getppid());
+    if (launcher == ::getpgrp() || ::tcgetpgrp(STDIN_FILENO) != launcher) return;
+    ::signal(SIGTTOU, SIG_IGN);  // sent to a group that takes the terminal
+    ::signal(SIGTSTP, SIG_IGN);  // Ctrl-Z would stop this rank alone
+    if (::tcsetpgrp(STDIN_FILENO, ::getpgrp()) == 0) before_ = launcher;
+  }
+  ~Foreground() {
+    if (before_ > 0) ::tcsetpgrp(STDIN_FILENO, before_);
+  }
+
+ private:
+  pid_t before_ = 0;
+};
+
 /// Makes Ctrl-C set `ctrl_c`, and end the wait for a line.
 class Keyboard : NoCopy {
  public:
@@ -45,7 +65,7 @@ class Keyboard : NoCopy {
   }
   ~Keyboard() { ::sigaction(SIGINT, &before_, nullptr); }
 
-  /// Forgets a Ctrl-C of the past, shows `prompt`, and returns a line; nothing at the end. After Ctrl-C the line is empty.
+  /// Forgets a Ctrl-C of the past, shows `prompt`, and returns a line; nothing at the end, or after Ctrl-C.
   std::optional<std::string> read_line(const std::function<void()>& prompt) {
     pollfd from[] = {{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0}, {.fd = pipe_.read.get(), .events = POLLIN, .revents = 0}};
     char bytes[4096];
@@ -60,14 +80,17 @@ class Keyboard : NoCopy {
         return line;
       }
       if (::poll(from, 2, -1) < 0) continue;
-      if (from[1].revents != 0) return "";
+      if (from[1].revents != 0) return {};
       const auto count = ::read(STDIN_FILENO, bytes, sizeof bytes);
-      ended = count <= 0;
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) throw IoError("standard input can't be read: {}", std::strerror(errno));
+      ended = count == 0;
       if (count > 0) typed_.append(bytes, static_cast<size_t>(count));
     }
   }
 
  private:
+  Foreground foreground_;
   Pipe pipe_;
   std::string typed_;
   struct sigaction before_ {};
@@ -89,7 +112,7 @@ class Chat {
   }
 
   void run() {
-    if (is_terminal()) used_.note("/exit or Ctrl-D ends, /clear begins anew, /regen answers again; Ctrl-C stops an answer");
+    if (is_terminal()) used_.printing()("/exit or Ctrl-D ends, /clear begins anew, /regen answers again; Ctrl-C stops an answer\n");
     while (const auto line = next_line()) {
       if (*line == "/exit") break;
       if (line->empty()) continue;
@@ -139,8 +162,9 @@ class Chat {
   std::optional<std::string> next_line() {
     std::string line = "/exit";
     if (used_.world.is_first()) {
-      line = keyboard_.read_line([&] { if (is_terminal()) used_.printing()("> "); }).value_or("/exit");
-      if (ctrl_c.exchange(false)) used_.printing()("\n");
+      const auto typed = keyboard_.read_line([&] { if (is_terminal()) used_.printing()("> "); });
+      if (!typed && is_terminal()) used_.printing()("\n");
+      line = typed.value_or(line);
     }
     if (used_.world.traits().can_differ()) line = used_.world.with_limit(kThinking).texts(line, {.unit = "the next line"}).front();
     return line == "/exit" ? std::nullopt : std::optional(line);
@@ -202,7 +226,7 @@ void add_llm_chat(CLI::App& command, std::function<int()>& chosen) {
   flags->footer(Help::footer_of({"tessera llm chat SmolLM2-135M-Instruct --system 'Answer in one sentence.'",
                                  "echo 'Why is the sky blue?' | tessera llm chat my.gguf --temperature 0.7"},
                                 "Each line is a message. /exit or Ctrl-D ends, /clear begins a new conversation, /regen answers again, Ctrl-C stops an "
-                                "answer (under tessera launch: all)."));
+                                "answer, and ends where a line is awaited."));
   flags->callback([&chosen, given] {
     chosen = [=] {
       LanguageModel used(given->model);

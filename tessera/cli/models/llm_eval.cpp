@@ -12,6 +12,7 @@
 #include "tessera/base/words.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/models/llm.h"
+#include "tessera/llm/packing.h"
 #include "tessera/llm/token_file.h"
 #include "tessera/train/progress.h"
 
@@ -19,8 +20,6 @@ namespace tessera::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr int64_t kScoresAtOnce = 1 << 25;  // 128 MB in float32
 
 /// A part of a document that is read at once, and the first of its tokens whose probability counts.
 struct Window {
@@ -82,15 +81,13 @@ struct EvalCommand {
     std::list<std::vector<int32_t>> documents;
     std::vector<Window> windows;
     for (const auto& file : files) {
+      int32_t largest = -1;
       llm::each_document(file, used.tokenizer, options, [&](std::span<const int32_t> document) {
-        for (const auto token : document) {
-          if (llm::token_of(token) >= used.config.vocab_size)
-            throw ConfigError("{} has token {}, but the model knows {}; make it with the model's own tokenizer", file, llm::token_of(token),
-                              used.config.vocab_size);
-        }
+        for (const auto token : document) largest = std::max(largest, llm::token_of(token));
         add_windows(windows, documents.emplace_back(document.begin(), document.end()), window, step);
         return true;
       });
+      llm::expect_vocabulary(file, largest + 1, used.config.vocab_size);
     }
     if (windows.empty()) throw ConfigError("no token of these files has another one before it, so nothing can be measured; give longer texts");
     std::ranges::stable_sort(windows, std::greater(), [](const Window& each) { return each.tokens.size(); });  // few are filled up
@@ -103,13 +100,10 @@ struct EvalCommand {
     const auto& world = used.world;
     const auto ranks = world.traits().can_differ() ? world.size() : 1, rank = ranks > 1 ? world.rank() : 0;
     std::vector<WindowBatch> batches;
-    int64_t most = 0, read = 0;
-    for (size_t i = 0; i < windows.size(); i += static_cast<size_t>(rows)) {
-      const auto& batch = batches.emplace_back(windows.subspan(i, std::min(static_cast<size_t>(rows), windows.size() - i)));
-      most = std::max(most, batch.targets.numel());
-    }
+    int64_t read = 0;
+    for (size_t i = 0; i < windows.size(); i += static_cast<size_t>(rows))
+      batches.emplace_back(windows.subspan(i, std::min(static_cast<size_t>(rows), windows.size() - i)));
     for (const auto& each : windows) read += std::ssize(each.tokens);
-    const auto at_once = std::max<int64_t>(1, kScoresAtOnce / used.config.vocab_size);
     auto sums = at::zeros({3}, at::kDouble);  // of losses, of their squares, and of ones
     const auto begin = std::chrono::steady_clock::now();
     const auto rounds = (std::ssize(batches) + ranks - 1) / ranks;
@@ -121,14 +115,8 @@ struct EvalCommand {
       const auto& batch = batches[static_cast<size_t>(number < std::ssize(batches) ? number : 0)];
       const auto device = world.traits().device;
       const auto states = call(used.model->model, batch.tokens.to(device)).flatten(0, 1).index_select(0, batch.places.to(device));
-      const auto targets = batch.targets.to(device);
-      for (int64_t first = 0; first < most; first += at_once) {
-        const auto from = std::min(first, states.size(0)), to = std::min(first + at_once, states.size(0));
-        const auto scores = used.model->scores(states.slice(0, from, to));
-        if (number >= std::ssize(batches) || from == to) continue;
-        const auto losses = at::cross_entropy_loss(scores.to(at::kFloat), targets.slice(0, from, to), {}, at::Reduction::None).cpu().to(at::kDouble);
-        sums += at::stack({losses.sum(), losses.square().sum(), at::scalar_tensor(losses.numel(), at::kDouble)});
-      }
+      const auto losses = used.model->losses_of(states, batch.targets.to(device)).cpu().to(at::kDouble);
+      if (number < std::ssize(batches)) sums += at::stack({losses.sum(), losses.square().sum(), at::scalar_tensor(losses.numel(), at::kDouble)});
       progress.update(round + 1);
     }
     if (ranks > 1) {

@@ -2,13 +2,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <memory>
 
 #include "tessera/base/error.h"
 #include "tessera/base/input_file.h"
-#include "tessera/cli/models/llm.h"
 #include "tessera/cli/help.h"
+#include "tessera/cli/models/llm.h"
+#include "tessera/data/unicode.h"
 
 namespace tessera::cli {
 namespace {
@@ -23,16 +26,22 @@ struct GenerateCommand {
     if (!prompt.empty() + !prompt_file.empty() + !prompts.empty() != 1)
       throw ConfigError("give one of --prompt TEXT, --prompt-file FILE, and --prompts FILE with --out FILE");
     if (prompts.empty() != out.empty()) throw ConfigError("--prompts and --out belong together: give both, or neither");
+    std::error_code unknown;
+    if (std::filesystem::equivalent(prompts, out, unknown)) throw ConfigError("--out {} has the prompts; give another file", out);
   }
 
   /// Returns the prompts, and refuses a prompt without text.
   std::vector<std::string> texts() const {
     if (!prompt.empty()) return {prompt};
-    auto all = InputFile(prompts.empty() ? prompt_file : prompts).read_all();
+    const auto& file = prompts.empty() ? prompt_file : prompts;
+    auto all = InputFile(file).read_all();
+    if (const auto byte = data::invalid_utf8(all)) throw IoError("{}: byte {} is not UTF-8", file, *byte + 1);
     std::vector<std::string> texts = prompts.empty() ? std::vector{all} : CLI::detail::split(all, '\n');
+    for (auto& text : texts) {
+      if (!prompts.empty() && text.ends_with('\r')) text.pop_back();
+    }
     if (!prompts.empty()) std::erase(texts, "");
-    if (texts.empty() || texts.front().empty())
-      throw ConfigError("{} is empty, and there is nothing to write after; give a prompt", prompts.empty() ? prompt_file : prompts);
+    if (texts.empty() || texts.front().empty()) throw ConfigError("{} is empty, and there is nothing to write after; give a prompt", file);
     return texts;
   }
 
@@ -40,22 +49,26 @@ struct GenerateCommand {
     const auto given = texts();
     LanguageModel used(model);
     const auto options = used.options_of(sampling);
+    const auto longest = used.config.max_position_embeddings;
+    std::vector<std::vector<int64_t>> read;
+    for (const auto& text : given) {
+      read.push_back(used.encode(text, data::Ends::Added));
+      if (std::ssize(read.back()) >= longest)
+        throw ConfigError("{} has {} tokens, and the model takes {} with what it writes; give a shorter prompt",
+                          given.size() > 1 ? fmt::format("prompt {}", read.size()) : "the prompt", read.back().size(), longest);
+    }
     std::ofstream lines;
     if (used.world.is_first() && !out.empty()) {
       lines.open(out);
-      if (!lines) throw IoError("{} can't be written", out);
+      if (!lines) throw IoError("{} can't be written: {}", out, std::strerror(errno));
     }
-    const auto longest = used.config.max_position_embeddings;
     Answer sum;
-    for (const auto& text : given) {
-      const auto tokens = used.encode(text, data::Ends::Added);
+    for (size_t i = 0; i < given.size(); i++) {
       auto own = options;
-      own.most = std::min(options.most, longest - std::ssize(tokens));
-      if (own.most <= 0)
-        throw ConfigError("a prompt has {} tokens, and the model takes {} with what it writes; give a shorter prompt", tokens.size(), longest);
-      const auto answer = used.answer(tokens, own, sampling.stops, out.empty() ? used.printing() : [](std::string_view) {});
+      own.most = std::min(options.most, longest - std::ssize(read[i]));
+      const auto answer = used.answer(read[i], own, sampling.stops, out.empty() ? used.printing() : [](std::string_view) {});
       if (lines.is_open())
-        lines << nlohmann::ordered_json({{"prompt", text}, {"text", answer.text}}).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
+        lines << nlohmann::ordered_json({{"prompt", given[i]}, {"text", answer.text}}).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
               << std::endl;
       if (!out.empty() && used.world.is_first() && !lines) throw IoError("{} can't be written; is the disk full?", out);
       if (answer.added == own.most && own.most < options.most)

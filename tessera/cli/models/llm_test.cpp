@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/peft.h"
 #include "tessera/models/generate.h"
 #include "tests/testing/folder.h"
@@ -125,18 +126,26 @@ TEST_F(LlmCommand, TalksWithAMemory) {
   EXPECT_THAT(ended({"chat", path}, "a\n").err, HasSubstr("has no chat template; give --chat chatml, llama3, alpaca or FILE.jinja"));
 }
 
-TEST_F(LlmCommand, CtrlCStopsAnAnswer) {
+TEST_F(LlmCommand, CtrlCStopsAnAnswerAndAtThePromptTheChat) {
   OnTerminal terminal(llm({"chat", path, "--chat", "chatml", "--max-new-tokens", "300", "--ignore-eos"}));
   const auto type = [&](const std::string& text) { EXPECT_EQ(::write(terminal.keyboard.get(), text.data(), text.size()), std::ssize(text)); };
-  terminal.wait_for({"> "});
-  type("\x03");  // at the prompt it only begins a new line
   terminal.wait_for({"> "});
   type("a\n");
   terminal.wait_for({"a\r\n"});
   type("\x03");
   terminal.wait_for({"> "});
-  type("/exit\n");
+  type("\x03");
   EXPECT_THAT(terminal.screen(), HasSubstr(" a second; text: "));
+  EXPECT_EQ(terminal.process.wait(std::chrono::seconds(20)).value_or(-1), 0);
+}
+
+TEST_F(LlmCommand, TalksOnTheTerminalOfALauncher) {
+  OnTerminal terminal(launch("2", llm({"chat", path, "--chat", "chatml", "--max-new-tokens", "8", "--ignore-eos"})));
+  terminal.wait_for({"> "});
+  EXPECT_EQ(::write(terminal.keyboard.get(), "a\n", 2), 2);
+  terminal.wait_for({"> "});  // after the answer
+  EXPECT_EQ(::write(terminal.keyboard.get(), "\x03", 1), 1);
+  EXPECT_THAT(terminal.screen(), HasSubstr("; text: 8 tokens"));
   EXPECT_EQ(terminal.process.wait(std::chrono::seconds(20)).value_or(-1), 0);
 }
 
@@ -196,15 +205,27 @@ TEST_F(LlmCommand, ShowsWhatIsLearned) {
 
 TEST_F(LlmCommand, NamesWhatIsWrong) {
   write_file(folder / "empty.txt", "");
+  write_file(folder / "latin1.txt", "ab\xe9");
+  checkpoint::SafetensorsWriter tokens(folder / "large.tokens",
+                                       {{.name = "ends", .dtype = at::kLong, .sizes = {1}}, {.name = "tokens", .dtype = at::kInt, .sizes = {2}}},
+                                       {{"format", "tessera tokens"}, {"vocabulary", "301"}});
+  tokens.write(at::tensor({2}, at::kLong));
+  tokens.write(at::tensor({1, 300}, at::kInt));
+  tokens.close();
+  write_file(folder / "long.txt", "a\r\n" + std::string(500, 'a') + "\n");
   const std::pair<Command, const char*> wrong[] = {
       {{"generate", folder / "none", "--prompt", "a"}, "give a folder of the Hugging Face Hub that is on this disk, or a GGUF file"},
       {{"generate", path}, "give one of --prompt TEXT, --prompt-file FILE, and --prompts FILE with --out FILE"},
       {{"generate", path, "--prompts", "a"}, "--prompts and --out belong together"},
       {{"generate", path, "--prompt-file", folder / "empty.txt"}, "is empty, and there is nothing to write after"},
+      {{"generate", path, "--prompt-file", folder / "latin1.txt"}, "latin1.txt: byte 3 is not UTF-8"},
+      {{"generate", path, "--prompts", folder / "long.txt", "--out", folder / "o"}, "prompt 2 has 501 tokens, and the model takes 400 with what it writes"},
+      {{"generate", path, "--prompts", folder / "long.txt", "--out", folder / "long.txt"}, "long.txt has the prompts; give another file"},
       {{"generate", path, "--prompt", "a", "--top-k", "3"}, "give --temperature 1, too"},
       {{"generate", path, "--prompt", std::string(500, 'a')}, "and the model takes 400 with what it writes; give a shorter prompt"},
       {{"generate", path, "--prompt", "a", "--adapter", path}, "is not a folder of PEFT"},
       {{"eval", path, folder / "none"}, "none"},
+      {{"eval", path, folder / "large.tokens"}, "large.tokens has tokens of a vocabulary of 301, but the model knows only 260"},
       {{"eval", path, folder / "empty.txt", "--length", "401"}, "--length 401: the model takes at most 400 tokens"},
       {{"eval", path, folder / "empty.txt", "--stride", "399"}, "nothing can be measured; give longer texts"},
   };
