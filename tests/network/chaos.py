@@ -65,7 +65,7 @@ class Chaos:
         node = self.draw.randrange(1, 3)
         self.job.processes[node].send(signal.SIGKILL)
         self.job.processes[node].process.wait()
-        self.job.processes[node] = self.job.launcher(self.net[node], *FLAGS)
+        self.start_anew(node)
         return f"replaced the launcher of node {node}"
 
     def restart_a_host(self):
@@ -74,8 +74,13 @@ class Chaos:
         self.net.vanish(node)
         self.net.boot(node)
         self.job.processes[node].process.wait()
-        self.job.processes[node] = self.job.launcher(self.net[node], *FLAGS)
+        self.start_anew(node)
         return f"started host {node} anew"
+
+    def start_anew(self, node):
+        """Starts another launcher, unless the job has ended meanwhile: it would wait for the next job."""
+        has_ended = self.job.processes[0].process.poll() is not None
+        self.job.processes[node] = self.job.processes[0] if has_ended else self.job.launcher(self.net[node], *FLAGS)
 
     def disturb(self):
         events = [self.cut_a_host, self.cut_two_apart, self.worsen_a_link, self.kill_a_rank, self.replace_a_launcher, self.restart_a_host]
