@@ -131,7 +131,9 @@ TEST_F(LlmCommand, CtrlCStopsAnAnswerAndAtThePromptTheChat) {
   const auto type = [&](const std::string& text) { EXPECT_EQ(::write(terminal.keyboard.get(), text.data(), text.size()), std::ssize(text)); };
   terminal.wait_for({"> "});
   type("a\n");
-  terminal.wait_for({"a\r\n"});
+  terminal.wait_for({"a\r\n"});  // which the terminal itself writes
+  char letter = 0;
+  EXPECT_EQ(::read(terminal.keyboard.get(), &letter, 1), 1);  // of the answer, so that Ctrl-C does not come before the line is read
   type("\x03");
   terminal.wait_for({"> "});
   type("\x03");
