@@ -293,9 +293,9 @@ void expect_alike(ConstModuleRef model, const fs::path& folder, const std::strin
           "apply it with the options of checkpoint::read_adapter_config",
           folder, there.first, layer.name, there.second, adapter, own.first, own.second);
     }
-    for (const auto* key : {"lora_A.weight", "lora_embedding_A"}) {
-      const auto matrix = stored.find(fmt::format("{}{}.{}", kPrefix, layer.name, key));
-      if (matrix != stored.end()) expect_rank(weights, layer.name, matrix->second.shape, theirs);
+    for (const auto& part : kAdapterParts) {
+      const auto matrix = stored.find(fmt::format("{}{}{}", kPrefix, layer.name, part.end));
+      if (part.member == &lora::Weights::a && matrix != stored.end()) expect_rank(weights, layer.name, matrix->second.shape, theirs);
     }
   }
   const auto is_pissa = [](const lora::Options& options) { return options.init_lora_weights == lora::Init::Pissa; };

@@ -40,8 +40,8 @@ inline constexpr std::string_view kModelFiles[] = {kTokenizerFile,
                                                    "generation_config.json",
                                                    "preprocessor_config.json"};
 
-/// Returns the texts of such files by name.
-std::map<std::string, std::string> files_beside(const std::filesystem::path& folder);
+/// Returns the texts of those of the files that a folder has, by name.
+std::map<std::string, std::string> files_in(const std::filesystem::path& folder, std::span<const std::string_view> names = kModelFiles);
 
 struct FoundTemplate {
   std::string text, file;

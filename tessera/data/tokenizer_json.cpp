@@ -228,7 +228,7 @@ Json json_in(const std::string& text) {
 /// Reads a file of SentencePiece, with the added tokens and the ends of texts that the files beside it name.
 std::shared_ptr<const TokenizerCore> core_of_model_file(const fs::path& path) try {
   const auto folder = path.parent_path();
-  auto files = files_beside(folder);
+  auto files = files_in(folder);
   const auto config = files.contains(kTokenizerConfig) ? json_in(files[kTokenizerConfig]) : Json::object();
   auto vocabulary = read_sentence_piece(path, config);
   auto description = description_of(vocabulary);
@@ -252,9 +252,9 @@ std::shared_ptr<const TokenizerCore> core_of_model_file(const fs::path& path) tr
 
 }  // namespace
 
-std::map<std::string, std::string> files_beside(const fs::path& folder) {
+std::map<std::string, std::string> files_in(const fs::path& folder, std::span<const std::string_view> names) {
   std::map<std::string, std::string> files;
-  for (const auto name : kModelFiles) {
+  for (const auto name : names) {
     if (is_there(folder / name)) files[std::string(name)] = InputFile(folder / name).read_all();
   }
   return files;
@@ -312,9 +312,10 @@ Tokenizer Tokenizer::read(const fs::path& path) {
   if (model.extension() == ".model" && is_there(model) && (model == file || !is_there(file))) return Tokenizer(core_of_model_file(model));
   if (!is_there(file) && is_there(folder / "vocab.json") && is_there(folder / "merges.txt"))
     throw ConfigError("{} has no {}, but vocab.json and merges.txt: {}", folder, kTokenizerFile, kLetTransformersMakeIt);
-  auto files = files_beside(folder);
-  files[kTokenizerFile] = InputFile(file).read_all();
-  const auto description = json_in(files[kTokenizerFile]);
+  auto files = files_in(folder);
+  auto& text = files[kTokenizerFile];
+  if (text.empty() || file.filename() != kTokenizerFile) text = InputFile(file).read_all();
+  const auto description = json_in(text);
   return Tokenizer(core_of(file.string(), description, Rules::HuggingFace, std::move(files)));
 }
 

@@ -65,9 +65,10 @@ Described description_of(const fs::path& model) {
     if (const auto text = file.text("tokenizer.chat_template")) found.values[kText] = *text;
     return found;
   }
-  const auto files = data::files_beside(model);
-  for (const auto* name : {"special_tokens_map.json", data::kTokenizerConfig}) {
-    const auto file = files.find(name);
+  constexpr std::string_view kRead[] = {"special_tokens_map.json", data::kTokenizerConfig, data::kChatTemplateFile};
+  const auto files = data::files_in(model, kRead);
+  for (const auto name : {kRead[0], kRead[1]}) {
+    const auto file = files.find(std::string(name));
     if (file == files.end()) continue;
     const auto json = Json::parse(file->second, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object()) throw IoError("{} is damaged: it is not a JSON object", model / name);

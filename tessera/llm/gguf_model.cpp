@@ -173,7 +173,7 @@ void write_description(const fs::path& model, const fs::path& folder, std::optio
   make_folder(folder);
   const auto config = InputFile(model / models::kConfigFile).read_all();
   write_text(folder / models::kConfigFile, dtype ? with_dtype(config, *dtype) : config);
-  for (const auto& [name, text] : data::files_beside(model)) write_text(folder / name, text);
+  for (const auto& [name, text] : data::files_in(model)) write_text(folder / name, text);
 }
 
 void write_hub(const fs::path& file, const fs::path& folder) {

@@ -149,13 +149,14 @@ void Nodes::find_attempt() {
   for (;; pause()) {
     attempt_ = std::stoi(await("attempt"));
     if (attempt_ > before && !is_there(key("plan"))) return;
-    if (before < 0 && is_there(key("verdict"))) {
+    if (before >= 0) continue;
+    if (is_there(key("verdict"))) {
       auto all = Json::parse(read(key("verdict"))).get<Ending>();
       if (!all.again) throw JobEnded{std::move(all)};
     }
-    if (before < 0 && Json::parse(read(key("plan"))).value("max_restarts", 0) <= attempt_)
+    if (Json::parse(read(key("plan"))).value("max_restarts", 0) <= attempt_)
       throw ConfigError("the job runs already, and there will be no further attempt in which node {} could take part", plan_.node);
-    if (before < 0 && !std::exchange(said, true)) hooks_.say("the job runs already; waiting for its next attempt");
+    if (!std::exchange(said, true)) hooks_.say("the job runs already; waiting for its next attempt");
   }
 }
 

@@ -34,14 +34,16 @@ struct GenerateCommand {
   std::vector<std::string> texts() const {
     if (!prompt.empty()) return {prompt};
     const auto& file = prompts.empty() ? prompt_file : prompts;
-    auto all = InputFile(file).read_all();
-    if (const auto byte = data::invalid_utf8(all)) throw IoError("{}: byte {} is not UTF-8", file, *byte + 1);
-    std::vector<std::string> texts = prompts.empty() ? std::vector{all} : CLI::detail::split(all, '\n');
-    for (auto& text : texts) {
-      if (!prompts.empty() && text.ends_with('\r')) text.pop_back();
+    std::vector<std::string> texts = {InputFile(file).read_all()};
+    if (const auto byte = data::invalid_utf8(texts.front())) throw IoError("{}: byte {} is not UTF-8", file, *byte + 1);
+    if (!prompts.empty()) {
+      texts = CLI::detail::split(texts.front(), '\n');
+      for (auto& text : texts) {
+        if (text.ends_with('\r')) text.pop_back();
+      }
     }
-    if (!prompts.empty()) std::erase(texts, "");
-    if (texts.empty() || texts.front().empty()) throw ConfigError("{} is empty, and there is nothing to write after; give a prompt", file);
+    std::erase(texts, "");
+    if (texts.empty()) throw ConfigError("{} is empty, and there is nothing to write after; give a prompt", file);
     return texts;
   }
 
