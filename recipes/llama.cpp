@@ -21,6 +21,8 @@ int train_model(const Flags& flags) {
   trainer.main_process_first([&] {
     if (trainer.is_main_process()) expect_places(flags);
   });
+  if (flags.output.empty() && flags.adapter.empty() && flags.run.prefix.empty() && trainer.is_main_process())
+    log(LogLevel::Warning, "nothing of this run is kept; to keep it, give --output, --adapter or --ckpt-prefix");
   if (!flags.model.empty()) load(model, flags, trainer);
   data::Loader loader(
       trainer.make_sampler(

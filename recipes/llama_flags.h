@@ -81,7 +81,7 @@ inline void declare(CLI::App& app, Flags& flags) {
                  "full: all weights train; lora, dora: adapters train, the weights are frozen; qlora: as lora, with quantised weights. "
                  "By default, the configuration decides")
       ->check(tessera::cli::one_of({"full", "lora", "dora", "qlora"}));
-  app.add_option("--rank", flags.rank, "Rank of adapters")->default_str("8")->check(from_to(1, 100'000));
+  app.add_option("--rank", flags.rank, "Rank of adapters; without --method, it makes adapters, as --method lora does")->default_str("8")->check(from_to(1, 100'000));
   app.add_option("--alpha", flags.alpha, "The output of adapters is multiplied by alpha / rank")
       ->default_str("16")
       ->check(from_to(0.0, 1e6));

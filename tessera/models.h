@@ -10,6 +10,7 @@
 #include "tessera/llm/packing.h"
 #include "tessera/llm/preference.h"
 #include "tessera/llm/token_file.h"
+#include "tessera/llm/tokenize.h"
 #include "tessera/llm/units.h"
 #include "tessera/models/alexnet.h"
 #include "tessera/models/bert.h"

@@ -178,6 +178,7 @@ Json ChatTemplate::Inside::prepared(const Json& messages, const Form& form) cons
       auto& function = function_of(call);
       if (!function.is_object() || !function.contains("arguments") || !function["arguments"].is_string()) continue;
       const auto parsed = Json::parse(function["arguments"].get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
+      if (parsed.is_discarded()) refuse("has a tool call whose arguments are not JSON");
       if (parsed.is_object()) function["arguments"] = parsed;
     }
   }
@@ -299,6 +300,14 @@ std::vector<Segment> ChatTemplate::render(const Json& messages, const Json* tool
     const auto& turns = whole.turns[learned_from];
     std::erase_if(learned, [&](const jinja::Range& range) { return !turns.empty() && range.begin < turns.front().begin; });
   }
+  for (size_t i = 0; i < messages.size(); i++) {
+    const auto weight = messages[i].value("weight", Json());
+    if (weight.is_null() || weight == 1) continue;
+    if (weight != 0) throw UsageError("message {} has a weight that is neither 0 nor 1", i + 1);
+    std::erase_if(learned, [&](const jinja::Range& range) {
+      return std::ranges::any_of(whole.turns[i], [&](const auto& turn) { return turn.begin <= range.begin && range.begin < turn.end; });
+    });
+  }
   std::vector<Segment> segments;
   size_t at = 0;
   const auto add = [&](size_t end, bool trained) {
@@ -311,7 +320,7 @@ std::vector<Segment> ChatTemplate::render(const Json& messages, const Json* tool
   }
   add(whole.text.size(), false);
   if (std::ranges::none_of(segments, &Segment::trained))
-    throw UsageError("a conversation has no message of the assistant, so nothing to learn");
+    throw UsageError("a conversation has no message of the assistant with a weight of 1, so nothing to learn");
   return segments;
 }
 

@@ -31,7 +31,7 @@ class ChatTemplate {
   static std::optional<ChatTemplate> found_in(const std::filesystem::path& model);
 
   /// Renders a conversation. Trained is what the template has in {% generation %}, or else what it writes for a message of the assistant
-  /// after the beginning of any answer; in both cases only of messages from the given one on. Throws UsageError for messages that the
+  /// after the beginning of any answer; in both cases only of messages from the given one on, without those whose weight is 0. Throws UsageError for messages that the
   /// template refuses, for tool calls that it does not write, for roles that it does not name, and if nothing is trained.
   std::vector<Segment> render(const Json& messages, const Json* tools = nullptr, size_t learned_from = 0) const;
   /// Renders the prompt of a model, up to where the assistant's answer begins.

@@ -135,13 +135,19 @@ TEST(Chat, LosesNoToolCalls) {
     EXPECT_EQ(text.prompt(with(content)), "|q|f");
   }
   const auto line = Json::parse(R"({"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value":
-      "{\"name\": \"f\", \"arguments\": {\"f\": 1}}"}, {"from": "observation", "value": "o"}, {"from": "function_call", "value": "g"}]})");
+      "{\"name\": \"f\", \"arguments\": {\"f\": 1}}"}, {"from": "observation", "value": "o"}]})");
   const auto calls = template_of(
       "{% for m in messages %}{{ m.role }} {{ m.content }}{{ m.tool_calls[0].function | tojson if m.tool_calls }}\n{% endfor %}");
-  std::string written;
-  const auto documents = llm::documents_in(line, &calls);
-  for (const auto& segment : documents.at(0).segments) written += segment.text;
-  EXPECT_EQ(written, "user q\nassistant {\"name\": \"f\", \"arguments\": {\"f\": 1}}\ntool o\nassistant g\n");
+  const auto written = [&](const Json& from) {
+    std::string text;
+    const auto documents = llm::documents_in(from, &calls);
+    for (const auto& segment : documents.at(0).segments) text += segment.text;
+    return text;
+  };
+  EXPECT_EQ(written(line), "user q\nassistant {\"name\": \"f\", \"arguments\": {\"f\": 1}}\ntool o\n");
+  const auto older = Json::parse(R"({"messages": [{"role": "user", "content": "q"},
+      {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{\"f\": 1}"}}]})");
+  EXPECT_EQ(written(older), "user q\nassistant {\"name\": \"f\", \"arguments\": {\"f\": 1}}\n");
   const auto thoughts = template_of("{% for m in messages %}{{ m.content if m.content is string }}{{ m.thinking }}{% endfor %}");
   EXPECT_EQ(thoughts.prompt(Json::parse(R"([{"role": "assistant", "content": null, "thinking": "t"}])")), "t");
 }

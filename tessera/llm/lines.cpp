@@ -35,46 +35,55 @@ Json begun(const Json& line) {
   return messages;
 }
 
-/// Returns the calls of tools that a text is in LLaMA-Factory's data: {"name", "arguments"}, or a list of these; else an empty list.
+/// Returns the calls of tools in LLaMA-Factory's data: {"name", "arguments"}, or a list of these.
 Json calls_of(const std::string& text) {
   auto given = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (given.is_object()) given = Json::array({given});
   auto calls = Json::array();
   for (const auto& call : given.is_array() ? given : Json::array()) {
-    if (!call.is_object() || !call.contains("name")) return Json::array();
-    calls.push_back({{"type", "function"}, {"function", call}});
+    if (call.is_object() && call.contains("name")) calls.push_back({{"type", "function"}, {"function", call}});
   }
+  if (calls.empty() || calls.size() != given.size()) throw UsageError("a function_call is not JSON with name and arguments");
   return calls;
 }
 
-Json sharegpt(const Json& line) {
+/// Changes a message of ShareGPT, {"from", "value"}, and the older form of OpenAI's calls to {"role", "content", "tool_calls"}.
+void convert(Json& message, size_t number) {
   static const std::map<std::string, std::string> roles = {
       {"human", "user"}, {"gpt", "assistant"},       {"chatgpt", "assistant"}, {"model", "assistant"},         {"bot", "assistant"},
       {"user", "user"},  {"assistant", "assistant"}, {"system", "system"},     {"function_call", "assistant"}, {"observation", "tool"},
       {"tool", "tool"}};
-  auto messages = begun(line);
-  if (!line["conversations"].is_array()) throw UsageError("conversations is not a list");
-  for (auto message : line["conversations"]) {
-    if (message.is_object() && message.contains("from")) {
-      const auto from = text_in(message, "from");
-      const auto role = roles.find(from);
-      if (role == roles.end())
-        throw UsageError("message {} is from '{}'; write human, gpt, system, function_call or observation", messages.size() + 1,
-                         printable(from));
-      message["role"] = role->second;
-      message["content"] = message.value("value", message.value("content", Json()));
-      message.erase("from");
-      message.erase("value");
-      if (from == "function_call") {
-        if (auto calls = calls_of(text_in(message, "content")); !calls.empty()) {
-          message["content"] = "";
-          message["tool_calls"] = std::move(calls);
-        }
-      }
-    }
-    messages.push_back(std::move(message));
+  if (!message.is_object()) return;
+  if (const auto call = message.value("function_call", Json()); call.is_object()) {
+    message["tool_calls"] = Json::array({{{"type", "function"}, {"function", call}}});
+    message.erase("function_call");
   }
-  return messages;
+  if (!message.contains("from")) return;
+  const auto from = text_in(message, "from");
+  const auto role = roles.find(from);
+  if (role == roles.end())
+    throw UsageError("message {} is from '{}'; write human, gpt, system, function_call or observation", number, printable(from));
+  message["role"] = role->second;
+  message["content"] = message.value("value", message.value("content", Json()));
+  message.erase("from");
+  message.erase("value");
+  if (from != "function_call") return;
+  message["tool_calls"] = calls_of(text_in(message, "content"));
+  message["content"] = "";
+}
+
+/// Returns messages behind those that come before: of a list, of one message, or of a text from the given role if there is one.
+Json messages_in(const Json& line, const char* key, const std::string& role, Json before = Json::array()) {
+  const auto& value = line.at(key);
+  if (value.is_array()) {
+    before.insert(before.end(), value.begin(), value.end());
+  } else {
+    if (!value.is_object() && (role.empty() || !value.is_string()))
+      throw UsageError("{} is {}not a list of messages", key, role.empty() ? "" : "not a text, and ");
+    before.push_back(value.is_string() ? message_from(role, value.get<std::string>()) : value);
+  }
+  for (size_t i = 0; i < before.size(); i++) convert(before[i], i + 1);
+  return before;
 }
 
 /// The template alpaca writes instruction and input apart.
@@ -88,7 +97,6 @@ Json alpaca(const Json& line) {
   messages.push_back(message_from("user", input.empty() ? instruction : instruction + "\n" + input));
   messages.back()["instruction"] = instruction;
   messages.back()["input"] = input;
-  messages.push_back(message_from("assistant", text_in(line, "output")));
   return messages;
 }
 
@@ -103,24 +111,27 @@ Document conversation(const Json& line, const Json& messages, size_t learned_fro
   return {.segments = chat->render(messages, tools.is_array() ? &tools : nullptr, learned_from), .by_template = !chat->is_bare()};
 }
 
-/// A prompt, and the answer to it under `key`: both texts, or both lists of messages.
-Document answered(const Json& line, Json prompt, const char* key, const ChatTemplate* chat) {
-  if (!line[key].is_array() && !prompt.is_array()) {
-    if (!prompt.is_string()) throw UsageError("prompt is not a text");
-    return {.segments = {{prompt.get<std::string>(), false}, {text_in(line, key), true}}};
-  }
-  if (!line[key].is_array()) throw UsageError("prompt is a list of messages, but {} is not", key);
-  if (prompt.is_string()) prompt = Json::array({message_from("user", prompt.get<std::string>())});
+bool has(const Json& line, const char* key) {
+  return line.contains(key) && !line[key].is_null();
+}
+
+/// The answer under `key` to a prompt, which may have any of the forms.
+Document answered(const Json& line, const char* key, const ChatTemplate* chat) {
+  if (has(line, "prompt") && line["prompt"].is_string() && line[key].is_string())
+    return {.segments = {{text_in(line, "prompt"), false}, {text_in(line, key), true}}};
+  const auto prompt = has(line, "prompt")          ? messages_in(line, "prompt", "user")
+                      : has(line, "conversations") ? messages_in(line, "conversations", "", begun(line))
+                      : has(line, "instruction")   ? alpaca(line)
+                                                   : throw UsageError("it has {}, but no prompt", key);
   const auto before = prompt.size();
-  for (const auto& message : line[key]) prompt.push_back(message);
-  return conversation(line, prompt, before, chat);
+  return conversation(line, messages_in(line, key, "assistant", prompt), before, chat);
 }
 
 std::vector<Document> pair_in(const Json& line, const ChatTemplate* chat) {
-  const auto &chosen = line["chosen"], &rejected = line["rejected"];
-  const bool lists = chosen.is_array() && rejected.is_array(), prompt = line.contains("prompt");
+  const bool lists = line["chosen"].is_array() && line["rejected"].is_array(), prompt = has(line, "prompt");
   // Without a prompt of messages, it is the messages with which both begin.
-  if (lists && !(prompt && line["prompt"].is_array())) {
+  if (lists && !has(line, "conversations") && !(prompt && line["prompt"].is_array())) {
+    const auto chosen = messages_in(line, "chosen", "assistant"), rejected = messages_in(line, "rejected", "assistant");
     size_t shared = 0;
     while (shared < std::min(chosen.size(), rejected.size()) && chosen[shared] == rejected[shared]) shared++;
     for (const auto* each : {&chosen, &rejected}) {
@@ -130,22 +141,26 @@ std::vector<Document> pair_in(const Json& line, const ChatTemplate* chat) {
     }
     if (shared > 0 || !prompt) return {conversation(line, chosen, shared, chat), conversation(line, rejected, shared, chat)};
   }
-  if (!prompt) throw UsageError("it has chosen and rejected, but no prompt");
-  return {answered(line, line["prompt"], "chosen", chat), answered(line, line["prompt"], "rejected", chat)};
+  return {answered(line, "chosen", chat), answered(line, "rejected", chat)};
 }
 
 }  // namespace
 
 std::vector<Document> documents_in(const Json& line, const ChatTemplate* chat) try {
-  const auto has = [&](const char* key) { return line.contains(key); };
-  if (has("chosen") && has("rejected")) return pair_in(line, chat);
-  if (has("prompt") && has("completion")) return {answered(line, line["prompt"], "completion", chat)};
-  if (has("messages")) return {conversation(line, line["messages"], 0, chat)};
-  if (has("conversations")) return {conversation(line, sharegpt(line), 0, chat)};
-  if (has("instruction") && has("output")) return {conversation(line, alpaca(line), 0, chat)};
-  if (has("text")) return {{.segments = {{text_in(line, "text"), true}}}};
+  if (has(line, "chosen") && has(line, "rejected")) return pair_in(line, chat);
+  if (has(line, "prompt") && has(line, "completion")) {
+    if (line.value("label", Json()) == false)
+      throw UsageError("its label is false: its completion is an example of a bad one, for KTO, which Tessera does not have; leave it out");
+    return {answered(line, "completion", chat)};
+  }
+  if (has(line, "messages")) return {conversation(line, messages_in(line, "messages", ""), 0, chat)};
+  if (has(line, "conversations")) return {conversation(line, messages_in(line, "conversations", "", begun(line)), 0, chat)};
+  if (has(line, "instruction") && has(line, "output"))
+    return {conversation(line, messages_in(line, "output", "assistant", alpaca(line)), 0, chat)};
+  if (has(line, "text")) return {{.segments = {{text_in(line, "text"), true}}}};
   std::string keys;
-  for (const auto& [key, value] : line.items()) keys += fmt::format("{}{}", keys.empty() ? "" : ", ", printable(key));
+  for (const auto& [key, value] : line.items())
+    keys += fmt::format("{}{}{}", keys.empty() ? "" : ", ", printable(key), value.is_null() ? " (null)" : "");
   throw UsageError("it has {}, but neither text, nor prompt and completion, nor messages; give the text to learn under the key \"text\"",
                    keys.empty() ? "no keys" : keys);
 } catch (const Json::exception& error) {

@@ -13,6 +13,7 @@
 #include "tessera/data/tokenizer_core.h"
 #include "tessera/llm/chat.h"
 #include "tessera/llm/packing.h"
+#include "tessera/llm/tokenize.h"
 #include "tests/testing/folder.h"
 #include "tests/testing/transports.h"
 
@@ -62,14 +63,18 @@ TEST(Lines, BecomeTokensOfWhichSomeAreOnlyRead) {
   }
   EXPECT_EQ(learned, "yo<|im_end|>");
   const std::pair<const char*, const char*> wrong[] = {
-      {"[1]", "it is not a JSON object"},
-      {"{", "it is not a JSON object"},
+      {"[1]", "it is JSON, but not an object, such as {\"text\": \"...\"}"},
+      {R"({"text": a})", "it is not JSON from byte 10 on"},
       {R"({"texts": "a"})", "it has texts, but neither text, nor prompt and completion, nor messages"},
       {R"({"text": 1})", "text is not a text"},
       {R"({"conversations": [{"from": "narrator", "value": "a"}]})", "message 1 is from 'narrator'"},
       {R"({"instruction": "a", "input": "", "output": 1})", "output is not a text"},
-      {R"({"prompt": [], "completion": "a"})", "prompt is a list of messages, but completion is not"},
-      {R"({"chosen": "a", "rejected": "b"})", "chosen and rejected, but no prompt"},
+      {R"({"prompt": "q", "completion": 1})", "completion is not a text, and not a list of messages"},
+      {R"({"prompt": "q", "completion": "a", "label": false})", "its label is false"},
+      {R"({"messages": "a"})", "messages is not a list of messages"},
+      {R"({"messages": null, "text": null})", "it has messages (null), text (null), but neither text"},
+      {R"({"conversations": [{"from": "function_call", "value": "g"}]})", "a function_call is not JSON with name and arguments"},
+      {R"({"chosen": "a", "rejected": "b"})", "it has chosen, but no prompt"},
       {R"({"messages": []})", "it needs a chat template"}};
   for (const auto& [line, why] : wrong) EXPECT_THAT(message_of<UsageError>([&] { tokens(line); }), HasSubstr(why)) << line;
   const TokenizeOptions with_chat{.chat = named("chatml")};
@@ -82,6 +87,10 @@ TEST(Lines, BecomeTokensOfWhichSomeAreOnlyRead) {
       {R"({"role": "assistant", "content": null, "tool_calls": [{}]})",
        "message 1 has tool calls, which the chat template chatml does not write"},
       {R"({"role": "asistant", "content": "a"})", "message 1 has the role 'asistant', which the chat template chatml does not name"},
+      {R"({"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": "x=1"}]})",
+       "message 1 has a tool call whose arguments are not JSON"},
+      {R"({"role": "assistant", "content": "a", "weight": 0.5})", "message 1 has a weight that is neither 0 nor 1"},
+      {R"({"role": "assistant", "content": "a", "weight": 0})", "no message of the assistant with a weight of 1, so nothing to learn"},
       {R"({"role": "assistant", "content": null})", "message 1 has a content that is null, and not text"}};
   for (const auto& [message, why] : wrong_messages)
     EXPECT_THAT(message_of<UsageError>([&] { tokens(std::string(R"({"messages": [)") + message + "]}", with_chat); }), HasSubstr(why));
@@ -147,6 +156,8 @@ TEST(Lines, HoldTheUsualFormsOfChats) {
         R"({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]})",
         R"({"conversations": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})",
         R"({"instruction": "q", "input": "", "output": "a"})",
+        R"({"messages": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "text": "t"})",
+        R"({"messages": null, "prompt": [{"role": "user", "content": "q"}], "completion": "a"})",
         R"({"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "a"}]})"})
     EXPECT_EQ(learned(line), whole) << line;
   EXPECT_EQ(learned(R"({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": "s"})"),
@@ -154,12 +165,19 @@ TEST(Lines, HoldTheUsualFormsOfChats) {
   EXPECT_THAT(learned(R"({"instruction": "q", "input": "i", "output": "a"})"), HasSubstr("user\nq\ni<|im_end|>"));
   EXPECT_THAT(learned(R"({"instruction": "q", "input": "i", "output": "a"})", "alpaca"),
               AllOf(HasSubstr("further context."), HasSubstr("### Instruction:\nq\n\n### Input:\ni\n\n### Response:\n[a][</s>]")));
+  EXPECT_EQ(learned(R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b", "weight": 0},
+                                     {"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 1}]})"),
+            start + "user\nq" + end + start + "assistant\nb" + end + whole);
   // Only the completion is learned, and of a pair what comes after the prompt.
   const std::string turns = R"({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "r"})";
   EXPECT_EQ(learned(R"({"prompt": [)" + turns + R"(], "completion": [{"role": "assistant", "content": "b"}]})"),
             start + "user\nq" + end + start + "assistant\na" + end + start + "user\nr" + end + start + "assistant\n[b][<|im_end|>]\n");
   for (const auto& pair : {R"({"prompt": "p", "chosen": "c", "rejected": "d"})", R"({"prompt": "", "chosen": "c", "rejected": "d"})"})
     EXPECT_THAT(learned(pair, "chatml", 1), HasSubstr("[d][</s>]"));
+  for (const auto* pair : {R"({"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "c"},
+                               "rejected": {"from": "gpt", "value": "a"}})",
+                           R"({"instruction": "q", "prompt": null, "chosen": "c", "rejected": "a"})"})
+    EXPECT_EQ(learned(pair, "chatml", 1), whole) << pair;
   const auto implicit = R"({"chosen": [)" + turns + R"(, {"role": "assistant", "content": "c"}], "rejected": [)" + turns +
                         R"(, {"role": "assistant", "content": "d"}]})";
   EXPECT_THAT(learned(implicit, "chatml", 0), AllOf(HasSubstr("[c][<|im_end|>]"), HasSubstr("assistant\na<|im_end|>")));
@@ -292,7 +310,7 @@ TEST(TokenFiles, AreReadAsTheyAreMade) {
   EXPECT_EQ(read("a.TXT", mark + "b"), "<s>b");
   EXPECT_EQ(read("empty.jsonl", ""), "");
   EXPECT_THAT(message_of<IoError>([&] { read("b.jsonl", pair + "\n" + line); }), HasSubstr("b.jsonl:2: it has no chosen and rejected"));
-  EXPECT_THAT(message_of<IoError>([&] { read("c.csv", "a,b\n"); }), HasSubstr("c.csv:1: it is not a JSON object"));
+  EXPECT_THAT(message_of<IoError>([&] { read("c.csv", "a,b\n"); }), HasSubstr("c.csv:1: it is not JSON from byte 1 on"));
   EXPECT_THAT(message_of<UsageError>([&] { read("d.Parquet", "PAR1"); }), HasSubstr("Parquet is not read"));
   EXPECT_THAT(message_of<ConfigError>([&] { read("a.jsonl", line, {.chat = named("llama3")}); }),
               HasSubstr("the tokenizer has no token <|begin_of_text|>"));
@@ -360,7 +378,7 @@ TEST(TokenFiles, NameTheLineThatIsWrong) {
   write_file(folder / "a.jsonl", drawn_lines(600, 30'000) + "\nnonsense\n" + drawn_lines(5, 10));
   const std::vector<std::filesystem::path> inputs = {folder / "a.jsonl"};
   EXPECT_THAT(message_of<IoError>([&] { llm::tokenize(inputs, folder / "x", tokenizer(), {.threads = 3}); }),
-              HasSubstr("a.jsonl:661: it is not a JSON object"));
+              HasSubstr("a.jsonl:661: it is not JSON from byte 2 on"));
   write_file(folder / "empty.jsonl", "\n\n");
   const std::vector<std::filesystem::path> empty = {folder / "empty.jsonl"};
   EXPECT_THAT(message_of<IoError>([&] { llm::tokenize(empty, folder / "y", tokenizer()); }), HasSubstr("there are no documents"));

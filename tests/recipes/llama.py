@@ -301,7 +301,7 @@ class Training(Llama):
         (self.folder / "model/config.json").write_text(json.dumps({**config, "vocab_size": 100, "eos_token_id": 5, "bos_token_id": 6}))
         self.assertIn("has tokens of a vocabulary of 258, but the model knows only 100", self.run_program(LLAMA, "--data", "texts.tokens", "--config", "model", "--length", 64, status=1))
         (self.folder / "texts.jsonl").write_text('{"text": "a"}\n{"text"\n')
-        self.assertIn("texts.jsonl:2: it is not a JSON object",
+        self.assertIn("texts.jsonl:2: it is not JSON from byte 8 on",
                       self.run_program(TESSERA, "data", "tokenize", "texts.jsonl", "--tokenizer", "model", "--out", "other.tokens", status=1))
 
 

@@ -15,6 +15,7 @@
 #include "tessera/cli/packages.h"
 #include "tessera/llm/gguf_model.h"
 #include "tessera/llm/token_file.h"
+#include "tessera/llm/tokenize.h"
 
 namespace tessera::cli {
 namespace {
@@ -34,30 +35,15 @@ struct Texts {
         ->type_name("PATH")
         ->required();
     add_chat_flag(flags, chat);
-    flags.add_option("--end", end, "The token that ends a document, or none; that of the model unless given")->type_name("TOKEN");
+    add_end_flag(flags, end);
   }
 
   /// Reads the tokenizer, and fills `options`.
   data::Tokenizer read() {
     auto known = llm::read_tokenizer(tokenizer);
-    options.end = end_of_document(known);
+    options.end = end_token(end, known, tokenizer);
     if (const auto found = chat_template(chat, tokenizer)) options.chat = std::make_shared<llm::ChatTemplate>(*found);
     return known;
-  }
-
-  /// Returns the token that ends a document: the token of --end, or else the token with which the model's texts end.
-  std::optional<int32_t> end_of_document(const data::Tokenizer& known) const {
-    if (end == "none") return {};
-    if (!end.empty()) {
-      const auto id = known.find(end);
-      if (!id) throw ConfigError("--end {}: the tokenizer has no such token", printable(end));
-      return id;
-    }
-    if (is_folder(tokenizer) && !is_there(tokenizer / "config.json"))
-      throw ConfigError("{} has no config.json that says with which token texts end; give --end TOKEN, or --end none", tokenizer);
-    const auto config = llm::read_config(tokenizer);
-    if (config.eos_token_ids.empty()) return {};
-    return static_cast<int32_t>(config.eos_token_ids.front());
   }
 };
 

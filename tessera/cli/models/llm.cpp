@@ -112,6 +112,24 @@ std::optional<llm::ChatTemplate> chat_template(const std::string& chat, const st
   return chat.ends_with(".jinja") ? llm::ChatTemplate::of(model, chat) : llm::ChatTemplate::named(chat);
 }
 
+void add_end_flag(CLI::App& command, std::string& end) {
+  command.add_option("--end", end, "The token that ends a document, or none; that of the model unless given")->type_name("TOKEN");
+}
+
+std::optional<int32_t> end_token(const std::string& end, const data::Tokenizer& tokenizer, const std::filesystem::path& model) {
+  if (end == "none") return {};
+  if (!end.empty()) {
+    const auto id = tokenizer.find(end);
+    if (!id) throw ConfigError("--end {}: the tokenizer has no such token", printable(end));
+    return id;
+  }
+  if (is_folder(model) && !is_there(model / "config.json"))
+    throw ConfigError("{} has no config.json that says with which token texts end; give --end TOKEN, or --end none", model);
+  const auto config = llm::read_config(model);
+  if (config.eos_token_ids.empty()) return {};
+  return static_cast<int32_t>(config.eos_token_ids.front());
+}
+
 void add_sampling_flags(CLI::App& command, SamplingFlags& flags, int64_t most) {
   flags.most = most;
   const auto otherwise = "as generation_config.json says, or ";

@@ -32,6 +32,10 @@ void add_model_flags(CLI::App& command, ModelFlags& flags);
 void add_chat_flag(CLI::App& command, std::string& chat);
 std::optional<llm::ChatTemplate> chat_template(const std::string& chat, const std::filesystem::path& model);
 
+/// Adds --end. end_token() returns the token with that name, or else the one with which the model's texts end. A text may end with none.
+void add_end_flag(CLI::App& command, std::string& end);
+std::optional<int32_t> end_token(const std::string& end, const data::Tokenizer& tokenizer, const std::filesystem::path& model);
+
 /// How tokens are drawn. What is not given comes from the model's generation_config.json.
 struct SamplingFlags {
   std::optional<double> temperature, top_p, min_p, repetition_penalty;

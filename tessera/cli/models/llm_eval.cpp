@@ -14,6 +14,7 @@
 #include "tessera/cli/models/llm.h"
 #include "tessera/llm/packing.h"
 #include "tessera/llm/token_file.h"
+#include "tessera/llm/tokenize.h"
 #include "tessera/train/progress.h"
 
 namespace tessera::cli {
@@ -67,7 +68,7 @@ struct WindowBatch {
 struct EvalCommand {
   ModelFlags model;
   std::vector<fs::path> files;
-  std::string chat;
+  std::string chat, end;
   int64_t length = 0, stride = 0, rows = 4;
 
   int run() const {
@@ -75,8 +76,9 @@ struct EvalCommand {
     const auto longest = used.config.max_position_embeddings;
     const auto window = length > 0 ? length : std::min<int64_t>(1024, longest), step = stride > 0 ? stride : std::max<int64_t>(window / 2, 1);
     if (window > longest) throw ConfigError("--length {}: the model takes at most {} tokens", window, longest);
-    if (step > window) throw ConfigError("--stride {} is longer than a window of {} tokens, so tokens would be left out; give less", step, window);
-    llm::TokenizeOptions options;
+    if (step >= window)
+      throw ConfigError("--stride {}: the first of the {} tokens of a window counts in the window before it; give at most {}", step, window, window - 1);
+    llm::TokenizeOptions options{.end = end_token(end, used.tokenizer, model.model)};
     if (const auto found = chat_template(chat, model.model)) options.chat = std::make_shared<llm::ChatTemplate>(*found);
     std::list<std::vector<int32_t>> documents;
     std::vector<Window> windows;
@@ -145,15 +147,16 @@ void add_llm_eval(CLI::App& command, std::function<int()>& chosen) {
   add_model_flags(*flags, eval->model);
   flags->add_option("FILE", eval->files, "Texts (.txt, .md), lines of JSON, or files of tokens, made by `tessera data tokenize`")->required();
   add_chat_flag(*flags, eval->chat);
+  add_end_flag(*flags, eval->end);
   flags->add_option("--length", eval->length, "Tokens that are read at once; 1024, or as many as the model takes, unless given")
       ->check(from_to(2, 100'000'000));
   flags->add_option("--stride", eval->stride, "How many tokens later the next window begins; half a window unless given")
       ->check(from_to(1, 100'000'000));
   flags->add_option("--batch-size", eval->rows, "Windows that are read together")->capture_default_str()->check(from_to(1, 1'000'000));
-  flags->footer(Help::footer_of({"tessera llm eval SmolLM2-135M wiki.txt", "tessera llm eval my.gguf a.tokens --length 512 --stride 512"},
+  flags->footer(Help::footer_of({"tessera llm eval SmolLM2-135M wiki.txt", "tessera llm eval my.gguf a.tokens --length 512 --stride 128"},
                                 "The perplexity is exp of the mean of -log p over all tokens that have one before them in their document. Each counts "
-                                "once, with at least length - stride tokens before it, if there are so many. In files of tokens, only learned tokens "
-                                "count. The number after +- is the standard error."));
+                                "once, with at least length - stride tokens before it, if there are so many. Texts become tokens as by tessera data "
+                                "tokenize, and only those that are learned count. The number after +- is the standard error."));
   flags->callback([&chosen, eval] { chosen = [=] { return eval->run(); }; });
 }
 

@@ -68,6 +68,7 @@ struct GenerateCommand {
     for (size_t i = 0; i < given.size(); i++) {
       auto own = options;
       own.most = std::min(options.most, longest - std::ssize(read[i]));
+      own.seed += i;  // equal prompts get different texts
       const auto answer = used.answer(read[i], own, sampling.stops, out.empty() ? used.printing() : [](std::string_view) {});
       if (lines.is_open())
         lines << nlohmann::ordered_json({{"prompt", given[i]}, {"text", answer.text}}).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
@@ -91,7 +92,7 @@ void add_llm_generate(CLI::App& command, std::function<int()>& chosen) {
   add_model_flags(*flags, generate->model);
   flags->add_option("--prompt", generate->prompt, "The text to continue")->type_name("TEXT");
   flags->add_option("--prompt-file", generate->prompt_file, "A file with the text to continue")->type_name("FILE");
-  flags->add_option("--prompts", generate->prompts, "A file with a text to continue in each line")->type_name("FILE");
+  flags->add_option("--prompts", generate->prompts, "A file with a text to continue in each line; empty lines are left out")->type_name("FILE");
   flags->add_option("--out", generate->out, "Where to write what continues them, as lines of JSON")->type_name("FILE");
   add_sampling_flags(*flags, generate->sampling, 128);
   flags->footer(Help::footer_of({"tessera llm generate SmolLM2-135M --prompt 'The capital of France is'",

@@ -86,7 +86,7 @@ TEST_F(LlmCommand, ContinuesTexts) {
   ASSERT_EQ(written.size(), 2U);
   for (size_t i = 0; i < 2; i++) {
     const auto prompt = i == 0 ? kText : "x";
-    const auto expected = continued(prompt, {.most = 9, .temperature = 0.8, .top_k = 30, .top_p = 0.9, .min_p = 0.01, .repetition_penalty = 1.2, .seed = 3});
+    const auto expected = continued(prompt, {.most = 9, .temperature = 0.8, .top_k = 30, .top_p = 0.9, .min_p = 0.01, .repetition_penalty = 1.2, .seed = 3 + i});
     EXPECT_EQ(nlohmann::json::parse(written[i]), nlohmann::json({{"prompt", prompt}, {"text", expected}}));
   }
   const auto before = read_file(folder / "out.jsonl");
@@ -168,11 +168,13 @@ TEST_F(LlmCommand, MeasuresPerplexity) {
       counted = end;
     }
   };
-  for (const auto& [length, stride] : {std::pair(64, 24), std::pair(50, 50)}) {
+  const auto end = encoded("ab", data::Ends::Bare);  // "ab" is the token that ends texts
+  ASSERT_EQ(end.numel(), 1);
+  for (const auto& [length, stride] : {std::pair(64, 24), std::pair(50, 49)}) {
     losses.clear();
-    measure(encoded(text), length, stride, 1);
-    measure(encoded("ab ab x"), length, stride, 1);
-    measure(at::cat({encoded("a b"), encoded(" c d e", data::Ends::Bare)}, 1), length, stride, encoded("a b").size(1));
+    measure(at::cat({encoded(text), end}, 1), length, stride, 1);
+    measure(at::cat({encoded("ab ab x"), end}, 1), length, stride, 1);
+    measure(at::cat({encoded("a b"), encoded(" c d e", data::Ends::Bare), end}, 1), length, stride, encoded("a b").size(1));
     const auto all = at::stack(losses).to(at::kDouble);
     const auto perplexity = all.mean().exp().item<double>(), error = perplexity * all.std(/*unbiased=*/true).item<double>() / std::sqrt(all.numel());
     const Command eval = {"eval", path, folder / "a.txt", folder / "b.jsonl", "--length", std::to_string(length), "--stride", std::to_string(stride)};
@@ -229,6 +231,7 @@ TEST_F(LlmCommand, NamesWhatIsWrong) {
       {{"eval", path, folder / "none"}, "none"},
       {{"eval", path, folder / "large.tokens"}, "large.tokens has tokens of a vocabulary of 301, but the model knows only 260"},
       {{"eval", path, folder / "empty.txt", "--length", "401"}, "--length 401: the model takes at most 400 tokens"},
+      {{"eval", path, folder / "long.txt", "--length", "50", "--stride", "50"}, "counts in the window before it; give at most 49"},
       {{"eval", path, folder / "empty.txt", "--stride", "399"}, "nothing can be measured; give longer texts"},
   };
   for (const auto& [command, says] : wrong) {
