@@ -1,5 +1,5 @@
 # One test program for each room of the core, such as tests/test_comm, one for each other package, and one test of ctest for each *_test.cpp, known by its path: "comm/mesh". Every
-# test ends within 20 s on two idle cores, or belongs under --long.
+# test ends within 20 s on two idle cores, or has the label long: `./check` runs those with --long alone, or when they are named.
 find_package(GTest REQUIRED)
 set(_environment OMP_NUM_THREADS=1 TESSERA_POISON=1 TESSERA_XLA_CACHE=none)
 if(NOT DEFINED ENV{VIRTUAL_ENV} AND EXISTS "${PROJECT_SOURCE_DIR}/build/python/bin/python")  # where the set-up has put XLA's plugins
@@ -741,6 +741,16 @@ if(TESSERA_LONG_TESTS AND NOT TESSERA_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
     message(STATUS "Only root can make a Debian for aarch64: the test aarch64/core is left out")
   endif()
 endif()
+
+# Slow, and seldom what a change breaks first, since quicker tests see a part of it.
+foreach(_slow IN ITEMS checkpoint/stops cli/command_line cli/launch/failed_row cli/launch/restarts cli/report guides/llm install/ports install/projects
+  launchers/flags launchers/losses network/no_restart network/restart network/stopped_rank_is_not_silent network/strangers recipes/glue_Training
+  recipes/imagenet_Training recipes/llama_Adapters recipes/llama_Methods recipes/mnist_Devices recipes/mnist_Trouble s3/Losses s3/Settings
+  shard/property_second shard/property_third shard/property_fourth xla/device/views xla/operators xla/sharded_memory)
+  if(TEST ${_slow})
+    set_property(TEST ${_slow} APPEND PROPERTY LABELS long)
+  endif()
+endforeach()
 
 get_property(_all DIRECTORY PROPERTY TESTS)
 foreach(_test IN LISTS _all)
