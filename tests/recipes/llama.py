@@ -449,6 +449,7 @@ class Devices(Llama):
         del os.environ["TESSERA_DEVICE"]
         self.assertEqual(shorter_and_longer[1][0], self.generate("on-replicas", 8)[0])
         self.assertEqual(*(self.programs(said) for _, said in shorter_and_longer))
+        self.assertNotIn("warning", shorter_and_longer[1][1])
 
     def test_a_step_is_compiled_for_devices_that_are_not_here(self):
         self.tokenize()

@@ -247,6 +247,7 @@ Answer LanguageModel::answer(const std::vector<int64_t>& tokens, models::Generat
   TextStream stream(tokenizer, tokens, stops, print);
   const auto begin = Clock::now();
   options.listen = [&](int64_t token) {
+    world.step_done();  // for a device that traces: each token is a program of its own
     if (answer.added++ == 0) answer.to_read = seconds_since(begin);
     const bool is_end = std::ranges::find(options.ends, token) != options.ends.end();
     const bool goes_on = is_end || stream.add(token);
