@@ -77,6 +77,20 @@ TEST_P(Norms, ComeWithTheReduction) {
   });
 }
 
+/// A run that resumes clips its first gradients without the squares of a reduction, and must learn what the run that saved would have.
+TEST_P(Norms, HaveTheSameBitsWithoutTheReduction) {
+  each_rank([](Blocks& model) {
+    for (int pass = 0; pass < 20; pass++) {
+      for (auto& shard : parameters(model)) shard.mutable_grad() = at::Tensor();
+      model.forward(numbers({5, 8}, pass)).pow(2).mean().backward();
+      const auto norm = grad_norm(parameters(model)).item<float>();
+      for (const auto& shard : parameters(model)) shard.grad().mul_(1);
+      EXPECT_EQ(known(model), 0);
+      EXPECT_EQ(grad_norm(parameters(model)).item<float>(), norm) << pass;
+    }
+  });
+}
+
 TEST_P(Norms, ComeWithTheReductionOfNarrowGradients) {
   each_rank([](Blocks& model) { expect_right(model, kUnits); }, {.param_dtype = at::kBFloat16});
 }

@@ -183,7 +183,11 @@ bool goes_on(const Communicator& world, const Shape& shape, const std::vector<Fa
   }
   EXPECT_LT(actual.steps.size(), kBatches);
   const auto expected = Program(world, shape, {}).train(actual.steps);
-  for (size_t i = 0; i < expected.values.size(); i++) EXPECT_TRUE(at::equal(actual.values[i], expected.values[i])) << "parameter " << i;
+  for (size_t i = 0; i < expected.values.size(); i++) {
+    EXPECT_TRUE(at::equal(actual.values[i], expected.values[i]))
+        << "parameter " << i << " differs by " << (actual.values[i] - expected.values[i]).abs().max().item<double>() << " after a failure "
+        << failures.front().point;
+  }
   return true;
 }
 

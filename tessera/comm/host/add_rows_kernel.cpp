@@ -44,17 +44,19 @@ template <class T>
   for (int64_t i = 0; i < count; i++) sum[i] += value(row[i]);
 }
 
-/// Adds in kLanes partial sums on every processor, so that all get the same bits.
+/// Adds in kLanes partial sums on every processor, so that all get the same bits. In double, as the norm of gradients that no reduction has
+/// squared, so that both are the same number in float.
 [[gnu::always_inline]] inline double sum_of_squares(const float* values, int64_t count) {
   constexpr int64_t kLanes = 32;
-  std::array<float, kLanes> lanes = {};
+  std::array<double, kLanes> lanes = {};
+  const auto square = [&](int64_t i) { return static_cast<double>(values[i]) * static_cast<double>(values[i]); };
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; lane++) lanes[lane] += values[i + lane] * values[i + lane];
+    for (int64_t lane = 0; lane < kLanes; lane++) lanes[lane] += square(i + lane);
   }
-  for (int64_t lane = 0; i < count; i++, lane++) lanes[lane] += values[i] * values[i];
+  for (int64_t lane = 0; i < count; i++, lane++) lanes[lane] += square(i);
   double sum = 0;
-  for (const float lane : lanes) sum += lane;
+  for (const double lane : lanes) sum += lane;
   return sum;
 }
 
