@@ -66,7 +66,7 @@ check_syntax() {
 build_and_test() {
   TESSERA_TORCH=$1 cmake -S . -B "$2" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=ON -DTESSERA_TORCH="$1" >"$2.log" &&
     cmake --build "$2" --target tests_of_core tessera_cli >>"$2.log" &&
-    ctest --test-dir "$2" -L core --output-on-failure >>"$2.log"
+    ctest --test-dir "$2" --parallel "$(nproc)" -L core --output-on-failure >>"$2.log"
 }
 
 report=() status=0

@@ -12,7 +12,7 @@ bin=${TESSERA_BIN:-$HOME/tessera/build/bin}
 prefix=${PREFIX:-$SLURM_SUBMIT_DIR/run/mnist} # on storage that all nodes share
 
 TESSERA_SECRET=$(openssl rand -hex 16)
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 MASTER_PORT=29500
 OMP_NUM_THREADS=$((SLURM_CPUS_ON_NODE / SLURM_NTASKS_PER_NODE))
 export TESSERA_SECRET MASTER_ADDR MASTER_PORT OMP_NUM_THREADS

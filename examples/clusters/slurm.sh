@@ -15,7 +15,7 @@ ranks=2                                       # of each node, such as one for ea
 
 TESSERA_SECRET=$(openssl rand -hex 16) # srun passes it on to every task
 export TESSERA_SECRET
-node0=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+read -r node0 < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 launch=("$bin/tessera" launch -n "$ranks" --nnodes "$SLURM_NNODES"
   --rdzv-endpoint "$node0:29500")
 
