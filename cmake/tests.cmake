@@ -743,11 +743,11 @@ if(TESSERA_LONG_TESTS AND NOT TESSERA_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
 endif()
 
 # Slow, and seldom what a change breaks first, since quicker tests see a part of it.
-foreach(_slow IN ITEMS checkpoint/stops cli/command_line cli/launch/failed_row cli/launch/restarts cli/report guides/examples guides/llm guides/planning guides/seeing guides/vision
-  install/packed install/ports install/projects
-  launchers/flags launchers/losses network/no_restart network/restart network/stopped_rank_is_not_silent network/strangers recipes/glue_Training
-  recipes/imagenet_Training recipes/llama_Adapters recipes/llama_Methods recipes/mnist_Devices recipes/mnist_Trouble s3/Losses s3/Settings
-  shard/property_second shard/property_third shard/property_fourth xla/device/views xla/operators xla/sharded_memory)
+foreach(_slow IN ITEMS checkpoint/stops cli/command_line cli/launch/failed_row cli/launch/restarts cli/report guides/examples guides/llm
+  guides/planning guides/seeing guides/vision install/packed install/ports install/projects launchers/flags launchers/losses network/no_restart
+  network/restart network/stopped_rank_is_not_silent network/strangers recipes/glue_Training recipes/imagenet_Training recipes/llama_Adapters
+  recipes/llama_Methods recipes/mnist_Devices recipes/mnist_Trouble s3/Losses s3/Settings shard/property_second shard/property_third
+  shard/property_fourth xla/device/views xla/operators xla/sharded_memory)
   if(TEST ${_slow})
     set_property(TEST ${_slow} APPEND PROPERTY LABELS long)
   endif()
