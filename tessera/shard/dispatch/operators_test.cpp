@@ -75,6 +75,7 @@ struct Quiet : c10::WarningHandler {
 std::optional<Stack> results_of(const c10::OperatorHandle& handle, const at::Tensor& tensor) {
   auto stack = arguments_for(handle.schema(), tensor);
   if (!stack) return std::nullopt;
+  const auto arguments = *stack;  // libtorch 2.11 reads the result `out` of some operators after it has removed it from the stack
   Quiet quiet;  // operators that are no longer recommended say so
   const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   try {
