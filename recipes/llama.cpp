@@ -43,6 +43,7 @@ int train_model(const Flags& flags) {
   const auto passes = trainer.settings().integer("gradient_accumulation_steps");
   auto learned = torch::zeros({}, trainer.world().traits().device);  // what is learned in this step so far, the mean over the ranks
   train::Run run(trainer, loader, flags.run);
+  torch::Tensor loss;    // of the last pass of this rank
   bool is_kept = false;  // whether the present adapters are saved
   while (run.next_epoch()) {
     for (const auto& samples : run.batches()) {
@@ -54,7 +55,7 @@ int train_model(const Flags& flags) {
         if (passes > 1) optimizer.scale_gradients(pass.divisor * passes / learned.clamp_min(kLeast));
         learned.zero_();
       }
-      const auto loss = pass.share.detach() * pass.divisor / pass.own.clamp_min(kLeast);
+      loss = pass.share.detach() * pass.divisor / pass.own.clamp_min(kLeast);
       const auto norm = flags.clip > 0 ? trainer.clip_grad_norm(flags.clip) : trainer.grad_norm();
       trainer.step();
       pass.measured.insert(pass.measured.begin(), {{"loss", loss, pass.own}, {"grad_norm", norm}});
@@ -74,6 +75,8 @@ int train_model(const Flags& flags) {
     is_kept = true;
   }
   if (run.stopped()) return 0;
+  if (loss.defined() && !std::isfinite(loss.item<double>()))
+    log(LogLevel::Warning, "the last loss is not finite, so the weights are of no use; a lower --lr, a longer --warmup or --clip may help");
   if (const auto best = run.best_checkpoint(); best && flags.keep_best) {
     run.say(fmt::format("the best evaluation is that of {}", best->string()));
     trainer.load_state(*best);

@@ -27,6 +27,8 @@ Rows rows_of(const std::filesystem::path& file, const Flags& flags, const Source
   if (!tokens.has_pairs() && !flags.preference.empty())
     throw ConfigError(fmt::format("{} has texts, but --preference {} learns from pairs, lines with \"chosen\" and \"rejected\"",
                                   file.string(), flags.preference));
+  if (std::ranges::all_of(tokens.tokens(), llm::is_only_read))
+    throw ConfigError(fmt::format("{}: none of its tokens is learned, only read; tessera data preview shows what is learned", file.string()));
   const auto of = [](auto rows) { return Rows{.size = rows.size(), .data = rows.data(), .fetch = rows}; };
   if (flags.preference.empty()) return of(llm::PackedRows(std::move(tokens), source.length, flags.packing));
   const llm::PairRows pairs(std::move(tokens), source.length);
@@ -36,12 +38,12 @@ Rows rows_of(const std::filesystem::path& file, const Flags& flags, const Source
   return of(pairs);
 }
 
-/// A row of a batch: its tokens and their places in their documents.
+/// A row of a batch: its tokens, their places in their documents, and which are in documents.
 struct Batch {
-  at::Tensor tokens, positions, targets;
+  at::Tensor tokens, positions, documents, targets;
 
   explicit Batch(const data::Samples& samples)
-      : tokens(samples.inputs.select(1, 0)), positions(samples.inputs.select(1, 1)), targets(samples.targets) {}
+      : tokens(samples.inputs.select(1, 0)), positions(samples.inputs.select(1, 1)), documents(samples.inputs.select(1, 2)), targets(samples.targets) {}
   at::Tensor counted() const { return (targets != llm::kIgnored).sum(); }
 };
 
@@ -127,7 +129,7 @@ class Losses {
     pass.counted = trainer_.reduce(pass.own, Reduce::Mean);
     const auto mean = model_->loss(batch.tokens, batch.targets,
                                    {.z_loss = flags_.z_loss, .rows_at_once = flags_.rows_at_once, .divisor = pass.counted.clamp_min(kLeast)},
-                                   {.positions = batch.positions});
+                                   {.positions = batch.positions, .counted = batch.documents});
     set_share(pass, mean, batch.targets.numel());
     return pass;
   }

@@ -134,8 +134,8 @@ struct ChatTemplate::Inside {
   const std::string& text() const { return description[kText].get_ref<const std::string&>(); }
   bool has(const std::string& word) const { return text().find(word) != std::string::npos; }
   Json prepared(const Json& messages, const Form& form) const;
-  jinja::Rendered rendered(const Json& messages, const Json* tools, bool prompt) const;
-  std::vector<jinja::Range> answers(const Json& messages, const Json* tools, const jinja::Rendered& whole, size_t from) const;
+  jinja::Rendered rendered(const Json& messages, const Json* given, bool prompt) const;
+  std::vector<jinja::Range> answers(const Json& messages, const Json* variables, const jinja::Rendered& whole) const;
 
   Json description;
   std::string name;
@@ -177,6 +177,7 @@ Json ChatTemplate::Inside::prepared(const Json& messages, const Form& form) cons
     for (auto& call : message["tool_calls"]) {
       auto& function = function_of(call);
       if (!function.is_object() || !function.contains("arguments") || !function["arguments"].is_string()) continue;
+      if (function["arguments"] == "") continue;  // a call without arguments
       const auto parsed = Json::parse(function["arguments"].get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
       if (parsed.is_discarded()) refuse("has a tool call whose arguments are not JSON");
       if (parsed.is_object()) function["arguments"] = parsed;
@@ -185,17 +186,18 @@ Json ChatTemplate::Inside::prepared(const Json& messages, const Form& form) cons
   return out;
 }
 
-jinja::Rendered ChatTemplate::Inside::rendered(const Json& messages, const Json* tools, bool prompt) const {
+jinja::Rendered ChatTemplate::Inside::rendered(const Json& messages, const Json* given, bool prompt) const {
   auto variables = description;
-  variables["tools"] = tools == nullptr || tools->empty() ? Json() : *tools;
-  variables["documents"] = nullptr;
+  variables.update({{"tools", nullptr}, {"documents", nullptr}});
+  if (given != nullptr) variables.update(*given);
+  if (variables["tools"].empty()) variables["tools"] = nullptr;
   variables["add_generation_prompt"] = prompt;
   std::exception_ptr failure;
   for (const bool objects : {true, false}) {
     for (const auto& empty : {Json(Json::value_t::discarded), Json(""), Json()}) {
-      auto given = prepared(messages, {objects, empty});
-      if (given == variables["messages"]) continue;
-      variables["messages"] = std::move(given);
+      auto own = prepared(messages, {objects, empty});
+      if (own == variables["messages"]) continue;
+      variables["messages"] = std::move(own);
       try {
         auto whole = chat.render(variables);
         const auto without = first_without_calls(messages, whole);
@@ -244,12 +246,11 @@ std::optional<ChatTemplate> ChatTemplate::made(const fs::path& model, const fs::
   }
 }
 
-std::string ChatTemplate::prompt(const Json& messages, const Json* tools) const {
-  return inside_->rendered(messages, tools, true).text;
+std::string ChatTemplate::prompt(const Json& messages, const Json* variables) const {
+  return inside_->rendered(messages, variables, true).text;
 }
 
-std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, const Json* tools, const jinja::Rendered& whole,
-                                                        size_t from) const {
+std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, const Json* variables, const jinja::Rendered& whole) const {
   std::vector<jinja::Range> found;
   const auto is_answer = [](const Json& message) { return message["role"] == "assistant"; };
   const auto answer = std::find_if(messages.begin(), messages.end(), is_answer);
@@ -258,7 +259,7 @@ std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, co
   const std::string_view text = whole.text;
   const bool within = first > 0 && first < messages.size();
   const Json before = within ? Json(Json::array_t(messages.begin(), answer)) : messages;
-  const auto open = rendered(before, tools, true).text, closed = rendered(before, tools, false).text;
+  const auto open = rendered(before, variables, true).text, closed = rendered(before, variables, false).text;
   const auto turn = within && !whole.turns[first].empty() ? whole.turns[first].front() : jinja::Range{};
   const bool begun = turn.end > 0 && open.starts_with(text.substr(0, turn.begin));
   auto head =
@@ -273,12 +274,15 @@ std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, co
   size_t end = 0;
   for (size_t i = 0; i < messages.size(); i++) {
     const auto& turns = whole.turns[i];
+    if (turns.empty() && messages[i]["role"] == "tool")
+      throw UsageError("{} does not write message {} in a turn of its own, so it can't be told from answers; put these into {{% generation %}}",
+                       name, i + 1);
     if (turns.empty()) continue;
     if (turns.size() > 1 || turns.front().begin < end)
       throw UsageError("{} writes message {} in several places, so its answers can't be told; put them into {{% generation %}}", name,
                        i + 1);
     end = turns.front().end;
-    if (!is_answer(messages[i]) || i < from) continue;
+    if (!is_answer(messages[i])) continue;
     auto [begin, last] = turns.front();
     if (i + 1 == messages.size() && (head.empty() || text.find(head, last) == std::string::npos)) last = text.size();
     begin += begins(text.substr(begin, last - begin));
@@ -289,25 +293,29 @@ std::vector<jinja::Range> ChatTemplate::Inside::answers(const Json& messages, co
   return found;
 }
 
-std::vector<Segment> ChatTemplate::render(const Json& messages, const Json* tools, size_t learned_from) const {
-  const auto whole = inside_->rendered(messages, tools, false);
-  auto learned = whole.generated;
-  if (learned.empty()) {
-    learned = inside_->answers(messages, tools, whole, learned_from);
-  } else if (learned_from >= whole.turns.size()) {
-    learned.clear();
-  } else if (learned_from > 0) {
-    const auto& turns = whole.turns[learned_from];
-    std::erase_if(learned, [&](const jinja::Range& range) { return !turns.empty() && range.begin < turns.front().begin; });
+std::vector<Segment> ChatTemplate::render(const Json& messages, const Json* variables, size_t learned_from) const {
+  const auto whole = inside_->rendered(messages, variables, false);
+  auto learned = whole.generated.empty() ? inside_->answers(messages, variables, whole) : whole.generated;
+  std::vector<bool> counts;
+  size_t answers = 0, counted = 0;
+  for (const auto& message : messages) {
+    const auto weight = message.value("weight", Json());
+    if (!weight.is_null() && weight != 0 && weight != 1) throw UsageError("message {} has a weight that is neither 0 nor 1", counts.size() + 1);
+    counts.push_back(counts.size() >= learned_from && weight != 0);
+    if (message["role"] != "assistant") continue;
+    answers++;
+    counted += counts.back() ? 1 : 0;
   }
-  for (size_t i = 0; i < messages.size(); i++) {
-    const auto weight = messages[i].value("weight", Json());
-    if (weight.is_null() || weight == 1) continue;
-    if (weight != 0) throw UsageError("message {} has a weight that is neither 0 nor 1", i + 1);
-    std::erase_if(learned, [&](const jinja::Range& range) {
-      return std::ranges::any_of(whole.turns[i], [&](const auto& turn) { return turn.begin <= range.begin && range.begin < turn.end; });
-    });
-  }
+  std::erase_if(learned, [&](const jinja::Range& range) {
+    for (size_t i = 0; i < counts.size(); i++) {
+      for (const auto& turn : whole.turns[i]) {
+        if (turn.begin <= range.begin && range.begin < turn.end) return !counts[i];
+      }
+    }
+    if (counted != 0 && counted != answers)
+      throw UsageError("{} does not write messages one by one, so the answers that are learned can't be told from others", inside_->name);
+    return counted == 0;
+  });
   std::vector<Segment> segments;
   size_t at = 0;
   const auto add = [&](size_t end, bool trained) {
@@ -320,7 +328,7 @@ std::vector<Segment> ChatTemplate::render(const Json& messages, const Json* tool
   }
   add(whole.text.size(), false);
   if (std::ranges::none_of(segments, &Segment::trained))
-    throw UsageError("a conversation has no message of the assistant with a weight of 1, so nothing to learn");
+    throw UsageError("there is nothing to learn: a conversation needs a message of the assistant, behind its prompt and without \"weight\": 0");
   return segments;
 }
 

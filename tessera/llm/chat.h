@@ -18,7 +18,7 @@ struct Segment {
 };
 
 /// A Jinja template with the special tokens that it writes. May be used by several threads. Messages are a list of {"role", "content"},
-/// where content is a text or a list of parts {"type": "text", "text"}, with all else that the template reads. `tools` is a list, too.
+/// where content is a text or a list of parts {"type": "text", "text"}, with all else that the template reads. `variables` is an object with what the template reads beside them, such as the list "tools".
 class ChatTemplate {
  public:
   using Json = nlohmann::ordered_json;
@@ -31,11 +31,12 @@ class ChatTemplate {
   static std::optional<ChatTemplate> found_in(const std::filesystem::path& model);
 
   /// Renders a conversation. Trained is what the template has in {% generation %}, or else what it writes for a message of the assistant
-  /// after the beginning of any answer; in both cases only of messages from the given one on, without those whose weight is 0. Throws UsageError for messages that the
-  /// template refuses, for tool calls that it does not write, for roles that it does not name, and if nothing is trained.
-  std::vector<Segment> render(const Json& messages, const Json* tools = nullptr, size_t learned_from = 0) const;
+  /// after the beginning of any answer; in both cases only of messages from the given one on, without those whose weight is 0. Throws
+  /// UsageError for messages that the template refuses, for tool calls that it does not write, for roles that it does not name, and if
+  /// nothing is trained.
+  std::vector<Segment> render(const Json& messages, const Json* variables = nullptr, size_t learned_from = 0) const;
   /// Renders the prompt of a model, up to where the assistant's answer begins.
-  std::string prompt(const Json& messages, const Json* tools = nullptr) const;
+  std::string prompt(const Json& messages, const Json* variables = nullptr) const;
 
   /// The text and the special tokens.
   std::string description() const;

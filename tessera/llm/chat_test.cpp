@@ -145,6 +145,18 @@ TEST(Chat, LosesNoToolCalls) {
     return text;
   };
   EXPECT_EQ(written(line), "user q\nassistant {\"name\": \"f\", \"arguments\": {\"f\": 1}}\ntool o\n");
+  const auto by_number = template_of(
+      "{% for i in range(messages | length) %}{% generation %}{{ messages[i].content }}{% endgeneration %}{% endfor %}");
+  EXPECT_THAT(message_of<UsageError>([&] { marked(by_number, messages_of({{"assistant", "a"}, {"assistant", "b"}}), 1); }),
+              HasSubstr("does not write messages one by one"));
+  const auto inside = template_of(
+      "{% for m in messages %}{% if m.role != 'tool' %}{{ m.role ~ m.content ~ (messages[loop.index].content if not loop.last) }}"
+      "{% endif %}{% endfor %}");
+  EXPECT_THAT(message_of<UsageError>([&] { marked(inside, messages_of({{"user", "u"}, {"assistant", "a"}, {"tool", "t"}})); }),
+              HasSubstr("does not write message 3 in a turn of its own"));
+  const auto kwargs = template_of("{{ date }} {{ tools | length if tools }}{% for m in messages %}{{ m.content }}{% endfor %}");
+  const auto dated = Json::parse(R"({"messages": [{"role": "assistant", "content": "a"}], "tools": "[{}]", "chat_template_kwargs": {"date": "today"}})");
+  EXPECT_EQ(llm::documents_in(dated, &kwargs).at(0).segments.front().text, "today 1");
   const auto older = Json::parse(R"({"messages": [{"role": "user", "content": "q"},
       {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{\"f\": 1}"}}]})");
   EXPECT_EQ(written(older), "user q\nassistant {\"name\": \"f\", \"arguments\": {\"f\": 1}}\n");

@@ -166,7 +166,7 @@ bool tested(std::string_view name, const Value& value, const Value& other) {
 
 bool has_method(const Value& value, std::string_view name) {
   return (value.is_object() && is_listed(" get items keys values ", name)) ||
-         (value.is_string() && is_listed(" endswith join lower lstrip replace rstrip split startswith strip upper ", name));
+         (value.is_string() && is_listed(" capitalize endswith join lower lstrip replace rstrip split startswith strip upper ", name));
 }
 
 Value filtered(std::string_view name, const Value& value, const Arguments& arguments) {
@@ -174,6 +174,13 @@ Value filtered(std::string_view name, const Value& value, const Arguments& argum
   if (name == "trim" || name.ends_with("strip")) return std::string(stripped(text_of(value), name, first));
   if (name == "lower") return in_lower(text_of(value));
   if (name == "upper") return upper(text_of(value));
+  if (name == "capitalize" || name == "title") {
+    auto text = text_of(in_lower(text_of(value)));
+    for (size_t i = 0; i < (name == "title" ? text.size() : std::min<size_t>(text.size(), 1)); i++) {
+      if (i == 0 || std::string_view("- \t\n\v\f\r({[<").find(text[i - 1]) != std::string_view::npos) text.replace(i, 1, upper(text.substr(i, 1)));
+    }
+    return text;
+  }
   if (name == "string" || name == "safe") return text_of(value);
   if (name == "int") {
     const auto number = Value::parse(stripped(text_of(value)), nullptr, /*allow_exceptions=*/false);

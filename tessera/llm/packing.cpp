@@ -60,7 +60,7 @@ std::string PackedRows::data() const {
 
 data::Samples PackedRows::operator()(std::span<const int64_t> numbers) const {
   const auto rows = std::ssize(numbers);
-  data::Samples samples{.inputs = at::empty({rows, 2, length_}, at::kLong), .targets = at::empty({rows, length_}, at::kLong)};
+  data::Samples samples{.inputs = at::ones({rows, 3, length_}, at::kLong), .targets = at::empty({rows, length_}, at::kLong)};
   auto *tokens = samples.inputs.mutable_data_ptr<int64_t>(), *positions = tokens + length_,
        *targets = samples.targets.mutable_data_ptr<int64_t>();
   for (const auto number : numbers) {
@@ -75,8 +75,9 @@ data::Samples PackedRows::operator()(std::span<const int64_t> numbers) const {
     std::fill_n(tokens, padding, 0);
     std::iota(positions, positions + padding, 0);  // padding is one more document
     std::fill_n(targets, padding, kIgnored);
-    tokens += padding + length_;
-    positions += padding + length_;
+    std::fill_n(positions + length_, padding, 0);
+    tokens += padding + 2 * length_;
+    positions += padding + 2 * length_;
     targets = end;
   }
   return samples;

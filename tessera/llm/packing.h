@@ -31,8 +31,8 @@ class PackedRows {
   /// Returns a text that identifies these rows, for LoaderOptions::data.
   std::string data() const;
 
-  /// Returns for each row: inputs {2, length}, its tokens and their places in their documents (models::LlamaInput::positions), and targets
-  /// {length}, the tokens that follow; kIgnored if the token that follows is only read or of another document, and in padding.
+  /// Returns for each row: inputs {3, length}, its tokens, their places in their documents (models::LlamaInput::positions), and 1, or 0 in
+  /// padding (LlamaInput::counted); and targets {length}, the tokens that follow; kIgnored if the token that follows is only read or of another document, and in padding.
   data::Samples operator()(std::span<const int64_t> numbers) const;
 
  private:

@@ -70,11 +70,13 @@ TEST(Lines, BecomeTokensOfWhichSomeAreOnlyRead) {
       {R"({"conversations": [{"from": "narrator", "value": "a"}]})", "message 1 is from 'narrator'"},
       {R"({"instruction": "a", "input": "", "output": 1})", "output is not a text"},
       {R"({"prompt": "q", "completion": 1})", "completion is not a text, and not a list of messages"},
-      {R"({"prompt": "q", "completion": "a", "label": false})", "its label is false"},
+      {R"({"prompt": "q", "completion": "a", "label": false})", "its label says no"},
+      {R"({"instruction": "q", "chosen": "a", "rejected": ["b"]})", "one of chosen and rejected is a text"},
+      {R"({"chosen": ["a"], "rejected": ["b"]})", "message 1 is not an object with role and content"},
       {R"({"messages": "a"})", "messages is not a list of messages"},
       {R"({"messages": null, "text": null})", "it has messages (null), text (null), but neither text"},
-      {R"({"conversations": [{"from": "function_call", "value": "g"}]})", "a function_call is not JSON with name and arguments"},
-      {R"({"chosen": "a", "rejected": "b"})", "it has chosen, but no prompt"},
+      {R"({"conversations": [{"from": "function_call", "value": "g"}]})", "message 1: its function_call is not JSON with a name"},
+      {R"({"chosen": "a", "rejected": "b"})", "no prompt, and they do not begin with the same words"},
       {R"({"messages": []})", "it needs a chat template"}};
   for (const auto& [line, why] : wrong) EXPECT_THAT(message_of<UsageError>([&] { tokens(line); }), HasSubstr(why)) << line;
   const TokenizeOptions with_chat{.chat = named("chatml")};
@@ -90,12 +92,12 @@ TEST(Lines, BecomeTokensOfWhichSomeAreOnlyRead) {
       {R"({"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": "x=1"}]})",
        "message 1 has a tool call whose arguments are not JSON"},
       {R"({"role": "assistant", "content": "a", "weight": 0.5})", "message 1 has a weight that is neither 0 nor 1"},
-      {R"({"role": "assistant", "content": "a", "weight": 0})", "no message of the assistant with a weight of 1, so nothing to learn"},
+      {R"({"role": "assistant", "content": "a", "weight": 0})", "there is nothing to learn: a conversation needs"},
       {R"({"role": "assistant", "content": null})", "message 1 has a content that is null, and not text"}};
   for (const auto& [message, why] : wrong_messages)
     EXPECT_THAT(message_of<UsageError>([&] { tokens(std::string(R"({"messages": [)") + message + "]}", with_chat); }), HasSubstr(why));
   EXPECT_THAT(message_of<UsageError>([&] { tokens(R"({"messages": [{"role": "user", "content": ""}]})", with_chat); }),
-              HasSubstr("nothing to learn"));
+              HasSubstr("there is nothing to learn"));
 }
 
 /// A prompt ends inside of tokens, as byte pair encoding makes them.
@@ -156,11 +158,14 @@ TEST(Lines, HoldTheUsualFormsOfChats) {
         R"({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]})",
         R"({"conversations": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})",
         R"({"instruction": "q", "input": "", "output": "a"})",
+        R"({"messages": [{"from": null, "role": "user", "content": "q"}, {"from": "gpt", "value": null, "content": "a"}], "system": ""})",
         R"({"messages": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "text": "t"})",
         R"({"messages": null, "prompt": [{"role": "user", "content": "q"}], "completion": "a"})",
         R"({"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "a"}]})"})
     EXPECT_EQ(learned(line), whole) << line;
   EXPECT_EQ(learned(R"({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": "s"})"),
+            start + "system\ns" + end + whole);
+  EXPECT_EQ(learned(R"({"system": "s", "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})"),
             start + "system\ns" + end + whole);
   EXPECT_THAT(learned(R"({"instruction": "q", "input": "i", "output": "a"})"), HasSubstr("user\nq\ni<|im_end|>"));
   EXPECT_THAT(learned(R"({"instruction": "q", "input": "i", "output": "a"})", "alpaca"),
@@ -168,6 +173,10 @@ TEST(Lines, HoldTheUsualFormsOfChats) {
   EXPECT_EQ(learned(R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b", "weight": 0},
                                      {"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 1}]})"),
             start + "user\nq" + end + start + "assistant\nb" + end + whole);
+  EXPECT_THAT(message_of<UsageError>([&] {
+                learned(R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b", "weight": 0}]})", "alpaca");
+              }),
+              HasSubstr("there is nothing to learn"));
   // Only the completion is learned, and of a pair what comes after the prompt.
   const std::string turns = R"({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "r"})";
   EXPECT_EQ(learned(R"({"prompt": [)" + turns + R"(], "completion": [{"role": "assistant", "content": "b"}]})"),
@@ -176,8 +185,15 @@ TEST(Lines, HoldTheUsualFormsOfChats) {
     EXPECT_THAT(learned(pair, "chatml", 1), HasSubstr("[d][</s>]"));
   for (const auto* pair : {R"({"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "c"},
                                "rejected": {"from": "gpt", "value": "a"}})",
+                           R"({"instruction": "q", "chosen": [{"role": "assistant", "content": "c"}],
+                               "rejected": [{"role": "assistant", "content": "a"}]})",
+                           R"({"chosen": [{"content": "q", "role": "user"}, {"role": "assistant", "content": "c"}],
+                               "rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})",
                            R"({"instruction": "q", "prompt": null, "chosen": "c", "rejected": "a"})"})
     EXPECT_EQ(learned(pair, "chatml", 1), whole) << pair;
+  const auto words = R"({"chosen": "q r a b", "rejected": "q r ac"})";
+  EXPECT_THAT(learned(words, "chatml", 0), HasSubstr("q r [a][ ][b]"));
+  EXPECT_THAT(learned(words, "chatml", 1), HasSubstr("q r [a][c]"));
   const auto implicit = R"({"chosen": [)" + turns + R"(, {"role": "assistant", "content": "c"}], "rejected": [)" + turns +
                         R"(, {"role": "assistant", "content": "d"}]})";
   EXPECT_THAT(learned(implicit, "chatml", 0), AllOf(HasSubstr("[c][<|im_end|>]"), HasSubstr("assistant\na<|im_end|>")));
@@ -189,6 +205,9 @@ TEST(Lines, HoldTheUsualFormsOfChats) {
     EXPECT_THAT(message_of<UsageError>([&] { learned(unlike); }),
                 HasSubstr("chosen and rejected differ in message 1, which is not an answer"));
   }
+  auto other = implicit;
+  EXPECT_THAT(message_of<UsageError>([&] { learned(other.insert(1, R"("prompt": "x", )")); }), HasSubstr("its prompt is not among the messages"));
+  EXPECT_THAT(learned(other.replace(12, 1, "r")), HasSubstr("[c]"));
 }
 
 /// Returns lines of varying lengths, some of them empty, and the last one without a newline.
@@ -421,6 +440,8 @@ TEST(PackedRows, HaveDocumentsAndTheirPlaces) {
   expect_row(apart.targets[1], {-100, -100, 'f', kEnd, -100, 'n', kEnd, -100});
   expect_row(apart.inputs[2][0], {kBegin, 'a', 'b', 'c', kEnd, kEnd, 0, 0});  // with the end of the third document
   expect_row(apart.inputs[2][1], {0, 1, 2, 3, 4, 0, 0, 1});
+  expect_row(apart.inputs[2][2], {1, 1, 1, 1, 1, 1, 0, 0});  // padding
+  expect_row(apart.inputs[1][2], {1, 1, 1, 1, 1, 1, 1, 1});
   expect_row(apart.targets[2], {'a', 'b', 'c', kEnd, -100, -100, -100, -100});
   EXPECT_THAT(message_of<ConfigError>([&] { llm::expect_vocabulary(file.path(), file.vocabulary(), 100); }),
               HasSubstr("a vocabulary of 260, but the model knows only 100"));

@@ -147,6 +147,13 @@ TEST(Experts, AreBalancedByTheTokensThatCount) {
   const std::vector<at::Tensor> scores = {at::randn({5, 4}), {}, at::randn({5, 4})};
   const std::vector<at::Tensor> some = {scores[0].index_select(0, rows), scores[2].index_select(0, rows)};
   EXPECT_TRUE(at::allclose(models::balance_loss(scores, options, counted), models::balance_loss(some, options)));
+  // The loss of a row does not depend on the padding behind it.
+  auto model = seeded_experts("mixtral");
+  const auto row = at::arange(3, 7).unsqueeze(0), padded = at::constant_pad_nd(row, {0, 5});
+  const auto loss = model->loss(row, row), with_padding = model->loss(
+      padded, at::constant_pad_nd(row, {0, 5}, -100), {},
+      {.positions = at::cat({at::arange(4), at::arange(5)}).unsqueeze(0), .counted = at::constant_pad_nd(at::ones_like(row), {0, 5})});
+  EXPECT_NEAR(with_padding.item<double>(), loss.item<double>(), 1e-5);
 }
 
 TEST(Experts, MayHaveAdapters) {

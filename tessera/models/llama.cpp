@@ -272,7 +272,7 @@ at::Tensor LlamaForCausalLMImpl::loss(const at::Tensor& tokens, const at::Tensor
     auto with_scores = input;
     with_scores.router_scores = std::make_shared<std::vector<at::Tensor>>();
     const auto own = loss(tokens, targets, options, with_scores);
-    return own + experts->router_aux_loss_coef * balance_loss(*with_scores.router_scores, *experts).to(own.scalar_type());
+    return own + experts->router_aux_loss_coef * balance_loss(*with_scores.router_scores, *experts, input.counted).to(own.scalar_type());
   }
   return entropy(nn::linear_cross_entropy, call(model, tokens, input), targets, options);
 }

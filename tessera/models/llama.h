@@ -56,6 +56,7 @@ struct LlamaInput {
   at::Tensor positions = {};
   LlamaCache* cache = nullptr;  // not together with positions
   RouterScores router_scores = nullptr;  // if not null, the pass stores the scores of its experts' routers there
+  at::Tensor counted = {};               // {batch, length}: which tokens count in balance_loss(); all unless given
 };
 
 /// Values that all layers of a pass share.

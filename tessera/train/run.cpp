@@ -358,9 +358,10 @@ void Run::report(const std::vector<Measured>& numbers) {
   if (!values.empty()) {
     const auto means = trainer_.reduce(at::stack(values), Reduce::Mean).cpu();
     const auto* mean = means.const_data_ptr<double>();
+    const auto named = std::exchange(parts_->reported, {});
     for (size_t i = 0; i < sums.size(); i++) {
-      parts_->reported[i].value = *mean++;
-      parts_->reported[i].value /= sums[i].of.defined() ? *mean++ : static_cast<double>(sums[i].batches);
+      const auto sum = *mean++, of = sums[i].of.defined() ? *mean++ : static_cast<double>(sums[i].batches);
+      if (of != 0) parts_->reported.push_back({.name = named[i].name, .value = sum / of});  // else the step has measured nothing
     }
   }
   has_reported_ = true;

@@ -448,7 +448,7 @@ void expect_means_of_steps(int64_t report_every, const std::vector<std::pair<siz
         own.tokens.push_back(static_cast<double>(number % 4));
         const auto tokens = at::tensor(own.tokens.back());
         const auto of_tokens = number % 4 == 0 ? at::full({}, std::nan("")) : loss;
-        run.report({{"loss", loss}, {"loss_of_tokens", of_tokens, tokens}, {"norm", norm}});
+        run.report({{"loss", loss}, {"loss_of_tokens", of_tokens, tokens}, {"loss_of_nothing", of_tokens, tokens * 0}, {"norm", norm}});
       }
     }
     EXPECT_THAT(message_of<UsageError>([&] {

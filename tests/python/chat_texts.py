@@ -117,6 +117,7 @@ TEMPLATES = [
 {{ messages[-1].role[0] }} {{ messages[-1].role[1:3] }} {{ messages[0].role[::-1] }} {{ 'x' if false }} {{ "q'" ~ 1.0 ~ none ~ [] ~ {'a': ["b'", true]} }}
 {%- for key, value in names | dictsort %} {{ key }}={{ value }}{% endfor %} {%+ if true +%} spaced {% endif %}
 {% for i in range(3) %}{{ i }}{% if not loop.last %},{% endif %}{% endfor %} {{ '%s' | length }} {{ ' a b ' .split() }} {{ (1, 'x') | first }}
+{{ 'aB, cD' | capitalize }} {{ '' | capitalize }} {{ 'x-yZ (o\\'n <r' | title }} {{ messages[0].role.capitalize() }}
 {{ raise_exception('last is not user: ' ~ messages[-1].role) if messages[-1].role == 'tool' }}
 """,
 ]
