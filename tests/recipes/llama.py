@@ -268,7 +268,7 @@ class Training(Llama):
             plain, one = (train(name, 1, rows, balance, *arguments) for balance in (False, True))
             several = train(name, rows, 1, True, *arguments)
             self.assertGreater(one[0] - plain[0], 10, name)  # at least the coefficient, if all experts are used equally
-            self.assertLess(one[-1], plain[-1] + 1, name)  # evaluations measure texts alone
+            self.assertLess(one[-1], plain[-1] + 5, name)  # evaluations measure texts alone
             for whole, accumulated in zip(one, several, strict=True):
                 self.assertAlmostEqual(whole, accumulated, delta=1e-3 * max(1, whole))
 

@@ -127,7 +127,10 @@ TEST_F(LlmCommand, TalksWithAMemory) {
 }
 
 TEST_F(LlmCommand, CtrlCStopsAnAnswerAndAtThePromptTheChat) {
-  OnTerminal terminal(llm({"chat", path, "--chat", "chatml", "--max-new-tokens", "300", "--ignore-eos"}));
+  auto config = nlohmann::json::parse(read_file(path + "/config.json"));
+  config["max_position_embeddings"] = 40'000;  // so that the answer would take minutes
+  write_file(path + "/config.json", config.dump());
+  OnTerminal terminal(llm({"chat", path, "--chat", "chatml", "--max-new-tokens", "39000", "--ignore-eos"}));
   const auto type = [&](const std::string& text) { EXPECT_EQ(::write(terminal.keyboard.get(), text.data(), text.size()), std::ssize(text)); };
   terminal.wait_for({"> "});
   type("a\n");
